@@ -1,0 +1,93 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/err.h"
+
+static int open_regular(const char *path, size_t limit, size_t *bytes, struct err *e) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return err_raise(e, errno == ENOENT ? E_NOT_FOUND : E_IO, "%s: %s", path, strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) != 0) {
+        close(fd);
+        return err_raise(e, E_IO, "%s: %s", path, strerror(errno));
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return err_raise(e, E_IO, "%s: not a regular file", path);
+    }
+    *bytes = (size_t)st.st_size;
+    if (limit && *bytes > limit) {
+        close(fd);
+        return err_raise(e, E_TOO_LONG, "%s: %zu bytes, the limit is %zu", path, *bytes, limit);
+    }
+    return fd;
+}
+
+int file_open(struct file *f, const char *path, size_t limit_bytes, struct err *e) {
+    memset(f, 0, sizeof *f);
+    size_t bytes = 0;
+    int fd = open_regular(path, limit_bytes, &bytes, e);
+    if (fd < 0) return fd;
+    if (bytes > 0) {
+        void *p = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED) {
+            close(fd);
+            return err_raise(e, E_IO, "%s: cannot map %zu bytes: %s", path, bytes, strerror(errno));
+        }
+        f->data = p;
+        f->bytes = bytes;
+        f->mapped = 1;
+    }
+    close(fd);
+    return 0;
+}
+
+int file_read(struct file *f, const char *path, size_t limit_bytes, struct err *e) {
+    memset(f, 0, sizeof *f);
+    size_t bytes = 0;
+    int fd = open_regular(path, limit_bytes, &bytes, e);
+    if (fd < 0) return fd;
+    uint8_t *p = malloc(bytes + 1);
+    if (!p) {
+        close(fd);
+        return err_raise(e, E_NOMEM, "%s: cannot allocate %zu bytes", path, bytes);
+    }
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t k = read(fd, p + done, bytes - done);
+        if (k < 0 && errno == EINTR) continue;
+        if (k <= 0) {
+            err_raise(e, E_IO, "%s: %s", path, k < 0 ? strerror(errno) : "file shrank while read");
+            free(p);
+            close(fd);
+            return E_IO;
+        }
+        done += (size_t)k;
+    }
+    close(fd);
+    p[bytes] = 0; /* for text readers */
+    f->data = p;
+    f->bytes = bytes;
+    return 0;
+}
+
+void file_forget(const struct file *f, size_t offset, size_t n) {
+    if (!f->mapped) return;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t lo = (offset + page - 1) / page * page, hi = (offset + n) / page * page;
+    if (hi > lo) madvise((void *)(uintptr_t)(f->data + lo), hi - lo, MADV_DONTNEED);
+}
+
+void file_close(struct file *f) {
+    if (f->data && f->mapped) munmap((void *)(uintptr_t)f->data, f->bytes);
+    else free((void *)(uintptr_t)f->data);
+    memset(f, 0, sizeof *f);
+}

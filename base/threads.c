@@ -1,0 +1,159 @@
+#include "base/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+
+enum {
+    THREADS_MAX = 256,
+    /* About 50 us of pause instructions: longer than any gap inside a step, shorter than the gap
+     * between two requests of a person. */
+    SPIN_ROUNDS = 2000,
+};
+
+/* Each on a line of its own: the caller writes `epoch`, workers write `n_done`. */
+struct threads {
+    _Alignas(64) atomic_uint epoch; /* job number; a change is the signal to start */
+    threads_fn *fn;                 /* published by the release store of epoch */
+    void *arg;
+    _Alignas(64) atomic_int n_done; /* workers finished with the current job */
+    _Alignas(64) atomic_int n_sleeping;
+    atomic_bool stop;
+    int n;
+    pthread_mutex_t mutex; /* guards sleeping only */
+    pthread_cond_t wake;
+    pthread_t ids[THREADS_MAX];
+    struct worker {
+        struct threads *team;
+        int idx;
+    } workers[THREADS_MAX];
+};
+
+static inline void cpu_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* "max 100000" or "200000 100000" in the cgroup v2 file; 0 where there is no limit. */
+static int cgroup_cores(void) {
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
+    if (!f) return 0;
+    long long quota = 0, period = 0;
+    int n = fscanf(f, "%lld %lld", &quota, &period);
+    fclose(f);
+    if (n != 2 || quota <= 0 || period <= 0) return 0;
+    long long cores = (quota + period - 1) / period;
+    return cores < 1 ? 1 : cores > THREADS_MAX ? THREADS_MAX : (int)cores;
+}
+
+int threads_n_usable(void) {
+    cpu_set_t set;
+    int n = 1;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
+    int quota = cgroup_cores();
+    if (quota && quota < n) n = quota;
+    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : n;
+}
+
+/* Wait until epoch differs from `seen`: spin first, then sleep. The sleeper announces itself before
+ * it re-reads epoch, and the caller reads n_sleeping after it wrote epoch (both sequentially
+ * consistent), so one of the two sees the other. */
+static unsigned wait_for_job(struct threads *t, unsigned seen) {
+    unsigned now;
+    for (int i = 0; i < SPIN_ROUNDS; i++) {
+        now = atomic_load_explicit(&t->epoch, memory_order_acquire);
+        if (now != seen) return now;
+        cpu_relax();
+    }
+    pthread_mutex_lock(&t->mutex);
+    atomic_fetch_add(&t->n_sleeping, 1);
+    while ((now = atomic_load(&t->epoch)) == seen) pthread_cond_wait(&t->wake, &t->mutex);
+    atomic_fetch_sub(&t->n_sleeping, 1);
+    pthread_mutex_unlock(&t->mutex);
+    return now;
+}
+
+static void *worker_main(void *arg) {
+    struct worker *w = arg;
+    struct threads *t = w->team;
+    unsigned seen = 0;
+    for (;;) {
+        seen = wait_for_job(t, seen);
+        if (atomic_load(&t->stop)) return NULL;
+        t->fn(t->arg, w->idx, t->n);
+        atomic_fetch_add_explicit(&t->n_done, 1, memory_order_release);
+    }
+}
+
+static void publish(struct threads *t) {
+    atomic_fetch_add(&t->epoch, 1);
+    if (atomic_load(&t->n_sleeping) > 0) {
+        pthread_mutex_lock(&t->mutex);
+        pthread_cond_broadcast(&t->wake);
+        pthread_mutex_unlock(&t->mutex);
+    }
+}
+
+int threads_open(struct threads **out, int n, struct err *e) {
+    if (n == 0) n = threads_n_usable();
+    if (n < 1 || n > THREADS_MAX)
+        return err_raise(e, E_RANGE, "threads: %d is not in 1..%d", n, THREADS_MAX);
+    struct threads *t = aligned_alloc(64, align_up(sizeof *t, 64));
+    if (!t) return err_raise(e, E_NOMEM, "threads: cannot allocate the team");
+    *t = (struct threads){.n = n};
+    pthread_mutex_init(&t->mutex, NULL);
+    pthread_cond_init(&t->wake, NULL);
+    for (int i = 1; i < n; i++) {
+        t->workers[i] = (struct worker){.team = t, .idx = i};
+        if (pthread_create(&t->ids[i], NULL, worker_main, &t->workers[i]) != 0) {
+            t->n = i; /* close what was started */
+            threads_close(t);
+            return err_raise(e, E_NOMEM, "threads: cannot start thread %d of %d", i, n);
+        }
+    }
+    *out = t;
+    return 0;
+}
+
+int threads_n(const struct threads *t) { return t->n; }
+
+void threads_run(struct threads *t, threads_fn *fn, void *arg) {
+    if (t->n > 1) {
+        t->fn = fn;
+        t->arg = arg;
+        atomic_store_explicit(&t->n_done, 0, memory_order_relaxed);
+        publish(t);
+    }
+    fn(arg, 0, t->n);
+    for (int i = 0; atomic_load_explicit(&t->n_done, memory_order_acquire) < t->n - 1; i++) {
+        cpu_relax();
+        /* More threads than cores: let the worker that we wait for run. */
+        if (i >= SPIN_ROUNDS) sched_yield();
+    }
+}
+
+void threads_split(int n, int grain, int idx, int n_threads, int *begin, int *end) {
+    int units = (n + grain - 1) / grain;
+    int lo = (int)((long long)units * idx / n_threads) * grain;
+    int hi = (int)((long long)units * (idx + 1) / n_threads) * grain;
+    *begin = lo < n ? lo : n;
+    *end = hi < n ? hi : n;
+}
+
+void threads_close(struct threads *t) {
+    if (!t) return;
+    atomic_store(&t->stop, true);
+    publish(t);
+    for (int i = 1; i < t->n; i++) pthread_join(t->ids[i], NULL);
+    pthread_cond_destroy(&t->wake);
+    pthread_mutex_destroy(&t->mutex);
+    free(t);
+}

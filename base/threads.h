@@ -1,0 +1,30 @@
+#ifndef TANDEM_BASE_THREADS_H
+#define TANDEM_BASE_THREADS_H
+
+/* A team of worker threads for data-parallel loops. The caller is thread 0 and takes part; the
+ * others spin for a short while after a job (a step is dozens of jobs a few microseconds apart) and
+ * then sleep. One caller at a time. */
+
+struct err;
+struct threads;
+
+/* Cores that this process may use (affinity mask and cgroup quota), at least 1. */
+int threads_n_usable(void);
+
+/* Start a team of n threads in all (n-1 workers); n = 0 takes threads_n_usable(). E_NOMEM. */
+int threads_open(struct threads **out, int n, struct err *e);
+
+int threads_n(const struct threads *t);
+
+/* Run fn(arg, thread_idx, n_threads) on every thread of the team and wait for all. Allocates and
+ * locks nothing while the workers are awake. What a worker wrote is visible to the caller after. */
+typedef void threads_fn(void *arg, int thread_idx, int n_threads);
+void threads_run(struct threads *t, threads_fn *fn, void *arg);
+
+/* Split [0, n) in contiguous parts that are multiples of `grain` (but the last); part of thread
+ * `idx` of `n_threads`. */
+void threads_split(int n, int grain, int idx, int n_threads, int *begin, int *end);
+
+void threads_close(struct threads *t);
+
+#endif

@@ -1,0 +1,173 @@
+/* base/: the promises of each header, by example and by exhaustive sweep where that is cheap. */
+#include "tests/harness.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/err.h"
+#include "base/half.h"
+#include "base/rng.h"
+#include "base/strbuf.h"
+#include "base/threads.h"
+#include "base/utf8.h"
+
+/* Random123's kat_vectors for philox4x32-10. */
+static void test_base_philox_known_answers(void) {
+    static const uint32_t kat[3][10] = {
+        {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+        {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09,
+         0x94fdcceb, 0x5001e420, 0x24126ea1},
+    };
+    for (int i = 0; i < 3; i++) {
+        uint32_t out[4];
+        philox4x32(kat[i], kat[i] + 4, out);
+        assert_memory_equal(out, kat[i] + 6, 16);
+    }
+}
+
+static void test_base_half_all_values(void) {
+    for (uint32_t h = 0; h < 65536; h++) {
+        float f = f16_to_f32((uint16_t)h);
+        if (isnan(f)) assert_true(isnan(f16_to_f32(f32_to_f16(f))));
+        else assert_int_equal(f32_to_f16(f), h);
+        float b = bf16_to_f32((uint16_t)h);
+        if (isnan(b)) assert_true(isnan(bf16_to_f32(f32_to_bf16(b))));
+        else assert_int_equal(f32_to_bf16(b), h);
+    }
+    assert_int_equal(f32_to_f16(65519.f), 0x7bff); /* just below the tie */
+    assert_int_equal(f32_to_f16(65520.f), 0x7c00);
+    assert_int_equal(f32_to_f16(1.f + 0x1p-11f), 0x3c00); /* tie to even */
+    assert_int_equal(f32_to_f16(1.f + 3 * 0x1p-11f), 0x3c02);
+    assert_int_equal(f32_to_f16(0x1p-25f), 0);
+    assert_int_equal(f32_to_f16(0x1.8p-25f), 1);
+}
+
+static void test_base_checked_overflow(void) {
+    size_t x;
+    assert_false(checked_add(SIZE_MAX, 1, &x));
+    assert_false(checked_mul(SIZE_MAX / 2, 3, &x));
+    assert_false(checked_align(SIZE_MAX - 3, 64, &x));
+    assert_true(checked_align(65, 64, &x));
+    assert_int_equal(x, 128);
+}
+
+static void test_base_arena_limits(void) {
+    struct arena a;
+    struct err e = {0};
+    arena_init(&a, 1024, 4096);
+    assert_non_null(arena_take(&a, 2000));
+    assert_int_equal((uintptr_t)arena_take(&a, 1) % 64, 0);
+    assert_null(arena_take(&a, 4000));
+    assert_null(arena_take(&a, SIZE_MAX));
+    assert_null(arena_take_zeroed(&a, SIZE_MAX / 2, 4));
+    arena_deinit(&a);
+    assert_ok(arena_init_fixed(&a, 256, &e), e);
+    assert_non_null(arena_take(&a, 200));
+    assert_null(arena_take(&a, 1));
+    arena_reset(&a);
+    assert_non_null(arena_take(&a, 256));
+    arena_deinit(&a);
+    arena_deinit(&a);
+}
+
+struct count_job {
+    atomic_int hits[64];
+    int sum;
+};
+
+static void count_fn(void *arg, int idx, int n) {
+    struct count_job *j = arg;
+    int lo, hi;
+    threads_split(64, 1, idx, n, &lo, &hi);
+    for (int i = lo; i < hi; i++) atomic_fetch_add(&j->hits[i], 1);
+}
+
+static void test_base_threads_cover_once(void) {
+    for (int n = 1; n <= 5; n++) {
+        struct threads *t;
+        struct err e = {0};
+        assert_ok(threads_open(&t, n, &e), e);
+        static struct count_job j;
+        memset(&j, 0, sizeof j);
+        for (int k = 0; k < 2000; k++) threads_run(t, count_fn, &j);
+        for (int i = 0; i < 64; i++) assert_int_equal(j.hits[i], 2000);
+        threads_close(t);
+    }
+}
+
+static void test_base_threads_split_grain(void) {
+    for (int n = 0; n < 70; n++)
+        for (int parts = 1; parts < 9; parts++) {
+            int next = 0;
+            for (int i = 0; i < parts; i++) {
+                int lo, hi;
+                threads_split(n, 16, i, parts, &lo, &hi);
+                assert_int_equal(lo, next);
+                assert_true(hi >= lo && (hi % 16 == 0 || hi == n));
+                next = hi;
+            }
+            assert_int_equal(next, n);
+        }
+}
+
+static void test_base_utf8_every_code_point(void) {
+    for (uint32_t cp = 0; cp < 0x110000; cp++) {
+        if (cp >= 0xd800 && cp < 0xe000) continue;
+        char s[4];
+        uint32_t back = 0;
+        int n = utf8_encode(cp, s);
+        assert_int_equal(utf8_decode(s, (size_t)n, &back), n);
+        assert_int_equal(back, cp);
+        for (int cut = 1; cut < n; cut++) {
+            assert_int_equal(utf8_decode(s, (size_t)cut, &back), -1);
+            assert_int_equal(utf8_complete_prefix(s, (size_t)cut), 0);
+        }
+        assert_int_equal(utf8_complete_prefix(s, (size_t)n), n);
+    }
+    assert_false(utf8_valid("\xed\xa0\x80", 3)); /* surrogate */
+    assert_false(utf8_valid("\xc0\x80", 2));     /* overlong */
+    assert_false(utf8_valid("\xf4\x90\x80\x80", 4));
+    assert_int_equal(utf8_complete_prefix("a\xff", 2), 2); /* invalid is not incomplete */
+}
+
+static void test_base_strbuf_limit(void) {
+    struct strbuf b = {.limit = 300};
+    for (int i = 0; i < 100; i++) strbuf_append_str(&b, "abc");
+    assert_int_equal(b.n, 300);
+    assert_false(b.failed);
+    strbuf_append_char(&b, 'x');
+    assert_true(b.failed);
+    assert_int_equal(b.n, 300);
+    strbuf_clear(&b);
+    strbuf_append_json(&b, "a\"\\\n\x01\xff<", 7);
+    assert_string_equal(b.data, "\"a\\\"\\\\\\n\\u0001\\ufffd\\u003c\"");
+    strbuf_deinit(&b);
+}
+
+static void test_base_err_quotes_hostile_bytes(void) {
+    struct err e = {0};
+    assert_int_equal(err_raise(&e, E_FORMAT, "key %s", "a\x1b[31m\n"), E_FORMAT);
+    assert_string_equal(e.message, "key a?[31m?");
+    err_prefix(&e, E_FORMAT, "file %s", "x.gguf");
+    assert_string_equal(e.message, "file x.gguf: key a?[31m?");
+    assert_string_equal(err_name(E_FORMAT), "FORMAT");
+    assert_string_equal(err_text(-9999), "unknown error");
+}
+
+const struct test tests[] = {
+    {"base_philox_known_answers", TEST_QUICK, 2000, test_base_philox_known_answers},
+    {"base_half_all_values", TEST_QUICK, 5000, test_base_half_all_values},
+    {"base_checked_overflow", TEST_QUICK, 2000, test_base_checked_overflow},
+    {"base_arena_limits", TEST_QUICK, 2000, test_base_arena_limits},
+    {"base_threads_cover_once", TEST_QUICK, 60000, test_base_threads_cover_once},
+    {"base_threads_split_grain", TEST_QUICK, 5000, test_base_threads_split_grain},
+    {"base_utf8_every_code_point", TEST_QUICK, 10000, test_base_utf8_every_code_point},
+    {"base_strbuf_limit", TEST_QUICK, 2000, test_base_strbuf_limit},
+    {"base_err_quotes_hostile_bytes", TEST_QUICK, 2000, test_base_err_quotes_hostile_bytes},
+    {0},
+};
