@@ -98,7 +98,7 @@ def configure(args):
     lines = ["# Written by configure.py; do not edit.",
              "configure_args = " + " ".join(shlex.quote(a) for a in args.recorded),
              "configure_env =",
-             "o = build/" + args.variant,
+             f"o = {args.out}/{args.variant}",
              "variant = " + args.variant,
              "cc = " + cc,
              "nvcc = " + (shutil.which("nvcc") or "nvcc-not-found"),
@@ -108,9 +108,17 @@ def configure(args):
              "cmocka_libs = -lcmocka",
              "nvccflags = -O3 -std=c++17 -I."]
     lines += [f"{k} = {v}" for k, v in isa.items()]
-    os.makedirs(f"{HERE}/build", exist_ok=True)
-    with open(f"{HERE}/build/config.ninja", "w") as f:
+    os.makedirs(f"{HERE}/{args.out}", exist_ok=True)
+    with open(f"{HERE}/{args.out}/config.ninja", "w") as f:
         f.write("\n".join(lines) + "\n")
+    if args.out != "build":
+        # A second build folder beside the first: the same graph with other variables.
+        with open(f"{HERE}/build.ninja") as f:
+            graph = f.read().replace("build/config.ninja", f"{args.out}/config.ninja")
+        graph = graph.replace("builddir = build", f"builddir = {args.out}")
+        graph = graph.replace("build build.ninja:", f"build {args.out}/main.ninja:")
+        with open(f"{HERE}/{args.out}/main.ninja", "w") as f:
+            f.write(graph)
 
 
 def main():
@@ -118,6 +126,8 @@ def main():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("command", nargs="?", choices=["demo", "test"])
     p.add_argument("--variant", default="release", choices=list(VARIANTS))
+    p.add_argument("--out", default="build", help="build folder (default build); another one has its "
+                   "own <out>/main.ninja for `ninja -f`")
     p.add_argument("--cc")
     p.add_argument("--werror", action="store_true")
     args = p.parse_args()
