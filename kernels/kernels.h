@@ -1,0 +1,305 @@
+#ifndef TANDEM_KERNELS_H
+#define TANDEM_KERNELS_H
+
+/* The operations of a forward pass, behind one table that a backend fills: kernels/cpu/<op>.c and
+ * kernels/cuda/<op>.cu are twins, chosen at run time, both in one process where there is a GPU.
+ *
+ * Two promises hold for every operation:
+ *
+ * One row, one result. A row's bits depend neither on how many rows share the call, nor on the batch,
+ * the chunk or the number of threads. Which kernel serves a row follows from its class (generated or
+ * prompt), never from a count; sums run in one order; attention reduces over an aligned binary tree.
+ *
+ * Ready for graphs. Host arguments are capacities and pointers; contents (token ids, positions, slots,
+ * block lists) are arrays in the backend's memory. An operation enqueues on the backend's stream and
+ * does not wait (the CPU backend has finished when it returns); nothing inside a round needs a host
+ * read. Nothing allocates: scratch is handed in.
+ *
+ * Row order: a batch holds its n_gen generated rows first, then its n_prompt prompt rows. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct err;
+struct kern; /* a backend's context: threads or streams, its memory */
+
+/* ---- Types --------------------------------------------------------------------------------- */
+
+/* Element types of weights and caches. The quantised ones are ggml's block formats (32 or 256
+ * weights a block, docs in kernels/cpu/formats.h). Values are ours; files map theirs. */
+enum kern_dtype {
+    KERN_F32,
+    KERN_F16,
+    KERN_BF16,
+    KERN_Q8_0,
+    KERN_Q4_0,
+    KERN_Q4_1,
+    KERN_Q5_0,
+    KERN_Q5_1,
+    KERN_Q4_K,
+    KERN_Q5_K,
+    KERN_Q6_K,
+    KERN_N_DTYPES
+};
+
+const char *kern_dtype_name(enum kern_dtype t); /* "Q4_1" */
+int kern_dtype_block(enum kern_dtype t);        /* weights a block: 1, 32 or 256 */
+size_t kern_dtype_block_bytes(enum kern_dtype t);
+/* Bytes of n weights in file layout; n must be a multiple of the block. */
+size_t kern_dtype_bytes(enum kern_dtype t, size_t n);
+/* Write n weights of a file's bytes as f32 (plain C, exact; n a multiple of the block). */
+void kern_dequantize(enum kern_dtype t, const void *src, float *dst, size_t n);
+
+enum {
+    KERN_BLOCK = 64,  /* tokens of a KV block (page) */
+    KERN_LEAF = 512,  /* tokens of a leaf of attention's tree: 8 list entries */
+    KERN_MAX_HEAD_DIM = 256,
+    KERN_MAX_ROWS = 4096,    /* rows of one pass */
+    KERN_ACT_ALIGN = 64,     /* alignment of every buffer */
+    KERN_MAX_GROUP = 64,     /* query heads per KV head */
+};
+
+/* How products are computed on the CPU backend. FAST: quantised weights against 8-bit activations (32 a
+ * scale), prompt rows by matrix units where the machine has them. REFERENCE: weights dequantised to
+ * f32 products, sums in double, the twin that everything is checked against; KV is f32. */
+enum kern_precision { KERN_FAST, KERN_REFERENCE };
+
+/* One matrix in the backend's own layout, [rows][cols] as y = W x: rows outputs, cols inputs. */
+struct kern_weight {
+    const void *data; /* backend memory, 64-byte aligned, kern_ops.weight_bytes bytes */
+    enum kern_dtype dtype;
+    int rows, cols;
+    size_t bytes; /* of `data` */
+};
+
+/* How many rows of which class a call serves. Rows are consecutive in every buffer. */
+struct kern_rows {
+    int n_gen;    /* generated (decode and verify) rows, first */
+    int n_prompt; /* prompt rows, behind them */
+};
+
+/* Packed activations: rows of one product's input in the form that the backend multiplies (8-bit with
+ * scales, bf16 tiles, or plain f32). Opaque bytes in backend memory, made by norm_pack, pack or
+ * gate_pack and read by matmul of the same kern_rows and cols. */
+struct kern_act {
+    void *data;
+    size_t bytes; /* capacity; see act_bytes */
+};
+
+/* ---- Attention's view of paged KV ---------------------------------------------------------- */
+
+/* Where a layer's keys and values live inside a page: the page of id p begins at base + p *
+ * page_stride (the pool's ids count units of 1,024 bytes, so page_stride is that unit); this layer's K of head h at + k_offset + h * head_stride, V at + v_offset + h *
+ * head_stride. K and V of one head and block are KERN_BLOCK x head_dim elements; the order inside
+ * is the backend's own (the CPU backend keeps K as [head_dim][64], V as [64][head_dim]). */
+struct kern_kv {
+    void *base;         /* backend memory */
+    size_t page_stride; /* bytes */
+    size_t k_offset, v_offset, head_stride; /* bytes */
+    enum kern_dtype dtype; /* F16, BF16, or F32 on the reference path */
+    int n_kv_heads, head_dim;
+};
+
+/* The rows of a pass, as arrays in backend memory. Rows of one sequence are consecutive within their
+ * class. A sequence's block list names the pages that its rows read, ascending in position, each
+ * entry full but possibly the last ones. A row sees list tokens at positions <= its own. */
+struct kern_batch {
+    struct kern_rows rows;     /* capacities = counts on the CPU backend */
+    const int32_t *token;      /* [n_rows] ids */
+    const int32_t *position;   /* [n_rows] */
+    const int32_t *row_seq;    /* [n_rows] index into the sequence arrays; -1: idle row */
+    const int32_t *slot_page;  /* [n_rows] page id that takes the row's K and V */
+    int n_seqs;                /* capacity = count */
+    const int32_t *seq_row;    /* [n_seqs] first row */
+    const int32_t *seq_n_rows; /* [n_seqs] */
+};
+
+/* Block lists of all sequences for one group of layers (shallow or deep), or with strides for lists
+ * per layer or per KV head. */
+struct kern_lists {
+    const int32_t *page;     /* [..][capacity] page ids */
+    const int32_t *block;    /* [..][capacity] block index in the sequence: token positions are
+                                block * 64 .. + 63 */
+    const int32_t *n_blocks; /* [..] entries used */
+    int capacity;            /* entries a list may have */
+    int seq_stride;          /* lists between two sequences: 1, or n_kv_heads for lists per head */
+    int head_stride;         /* lists between two KV heads: 0 (shared) or 1 */
+};
+
+/* Optional outputs of attention. Zero: none. */
+struct kern_attn_taps {
+    /* [n_seqs][capacity] f32, zeroed by the caller: attention mass of each list entry, maximum over
+     * heads and over the rows that mass_row marks. SparDA's `observed` selection and labels. */
+    float *mass;
+    const uint8_t *mass_row; /* [n_rows] 1: counts */
+    /* [n_rows] u64: bit i of a row's mask says whether it sees the i-th row of its sequence's rows in
+     * this pass (token trees). NULL: causal by position. */
+    const uint64_t *ancestors;
+    /* f64/u64 counter in backend memory: bytes of K and V that were read, added to. NULL: not counted. */
+    uint64_t *kv_bytes_read;
+};
+
+/* ---- Rotary embedding and writing KV ------------------------------------------------------- */
+
+struct kern_rope {
+    const float *inv_freq;  /* [dim / 2] f32, backend memory; NULL: no rotation (NoPE layer) */
+    int dim;                /* leading elements of a head that turn, even */
+    bool interleaved;       /* pairs (2i, 2i+1); else (i, i + dim/2) */
+    float scale;            /* multiplies cos and sin (YaRN's attention factor) */
+    const float *q_norm;    /* [head_dim] f32 or NULL: RMSNorm per head before the rotation */
+    const float *k_norm;
+    float norm_eps;
+    const float *q_bias;    /* [n_heads * head_dim] f32 or NULL */
+    const float *k_bias, *v_bias;
+};
+
+/* ---- Sampling ------------------------------------------------------------------------------ */
+
+enum { KERN_MAX_LOGPROBS = 20, KERN_MAX_BIAS = 64 };
+
+/* What a row's request asks for; one entry a row. Ranges are checked at the RPC edge. */
+struct kern_sample {
+    float temperature;  /* 0: greedy, lowest id wins ties */
+    int32_t top_k;      /* 0: off */
+    float top_p;        /* 1: off */
+    float min_p;        /* 0: off */
+    float repetition_penalty; /* 1: off; over prompt and output, as Hugging Face has it */
+    float presence_penalty, frequency_penalty; /* 0: off; over output only, as OpenAI has it */
+    uint64_t seed;
+    int64_t position;    /* of the token to be drawn: the RNG's counter */
+    int32_t history;     /* index of the sequence's history in kern_history, -1: no penalties */
+    int32_t n_logprobs;  /* 0..KERN_MAX_LOGPROBS top entries wanted besides the drawn token's */
+    int32_t want_logprob;/* 1: fill logprob */
+    int32_t n_banned;    /* first entries of `banned`: ids that must not be drawn (min_tokens, ignore_eos off) */
+    int32_t banned[8];
+};
+
+/* Token counts of sequences for penalties. */
+struct kern_history {
+    const uint16_t *prompt; /* [n_histories][vocab] 1 where the id stands in the prompt */
+    const uint16_t *output; /* [n_histories][vocab] occurrences in the output, saturating */
+    size_t stride;          /* elements between histories: vocab */
+};
+
+struct kern_sampled {
+    int32_t token;  /* -1: the row's logits held NaN or nothing could be drawn */
+    float logprob;  /* of the token under the model's own distribution (before temperature and
+                       filters, after nothing) */
+    int32_t top_id[KERN_MAX_LOGPROBS];
+    float top_logprob[KERN_MAX_LOGPROBS];
+};
+
+/* ---- The table ----------------------------------------------------------------------------- */
+
+struct kern_device_info {
+    char name[128];       /* "CPU AVX-512 VNNI, AMX bf16; 2 threads", "NVIDIA H200" */
+    size_t memory_bytes;  /* total of the device */
+    size_t free_bytes;    /* that this process may still take */
+};
+
+struct kern_ops {
+    const char *backend; /* "cpu", "cuda" */
+    void (*close)(struct kern *k);
+    void (*info)(const struct kern *k, struct kern_device_info *out);
+
+    /* Memory. One block is reserved at start and carved by the caller; host and device pointers are
+     * the same on the CPU. reserve zeroes. */
+    int (*reserve)(struct kern *k, size_t bytes, void **out, struct err *e);
+    void (*unreserve)(struct kern *k, void *p);
+    int (*upload)(struct kern *k, void *dst, const void *host, size_t bytes, struct err *e);
+    int (*download)(struct kern *k, void *host, const void *src, size_t bytes, struct err *e);
+    int (*sync)(struct kern *k, struct err *e); /* wait; reports errors of what was enqueued */
+
+    /* Weights. weight_bytes: size of the packed form (0: this backend has no such product).
+     * weight_pack: from file layout (rows * cols weights) into `dst`, on all threads. */
+    size_t (*weight_bytes)(const struct kern *k, enum kern_dtype t, int rows, int cols);
+    int (*weight_pack)(struct kern *k, struct kern_weight *out, void *dst, enum kern_dtype t,
+                       int rows, int cols, const void *src, struct err *e);
+
+    /* x[r][:] = row token[r] of the packed matrix `w` as f32; ids outside [0, w->rows) give zeros. x: f32
+     * [n_rows][w->cols]. */
+    int (*embed)(struct kern *k, const struct kern_weight *w, const int32_t *token, int n_rows,
+                 float *x);
+
+    /* Bytes of packed activations for these row counts. */
+    size_t (*act_bytes)(const struct kern *k, struct kern_rows rows, int cols);
+
+    /* x += delta where delta is not NULL; then RMSNorm(x) * weight (f32 [cols]), packed. x: f32
+     * [n_rows][cols], in place. normed (f32 [n_rows][cols]) also gets the unpacked result where not
+     * NULL. */
+    int (*norm_pack)(struct kern *k, struct kern_rows rows, int cols, float *x, const float *delta,
+                     const float *weight, float eps, struct kern_act act, float *normed);
+
+    /* Pack f32 rows as they are. */
+    int (*pack)(struct kern *k, struct kern_rows rows, int cols, const float *x,
+                struct kern_act act);
+
+    /* silu(gate) * up, packed: gate_up f32 [n_rows][2 * cols], gate first. */
+    int (*gate_pack)(struct kern *k, struct kern_rows rows, int cols, const float *gate_up,
+                     struct kern_act act);
+
+    /* out[r][out_offset + i] = sum_j W[i][j] act[r][j]: f32 [n_rows][out_stride]. */
+    int (*matmul)(struct kern *k, struct kern_rows rows, const struct kern_weight *w,
+                  struct kern_act act, float *out, int out_stride, int out_offset);
+
+    /* x_out[i] = x[row_idx[i]] for i < n (generated-class rows): picks the rows that need logits. */
+    int (*gather)(struct kern *k, const float *x, int cols, const int32_t *row_idx, int n,
+                  float *x_out);
+
+    /* Bias, per-head norm and rotation of q and k in qkv (f32 [n_rows][(n_heads + 2 n_kv) * head_dim],
+     * q then k then v), then k and v into their page slots: page slot_page[r], place position % 64. */
+    int (*rope_kv)(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
+                   int n_heads, float *qkv, const struct kern_kv *kv);
+
+    /* Scratch bytes of attention for these capacities. */
+    size_t (*attn_scratch_bytes)(const struct kern *k, struct kern_rows rows, int n_seqs, int n_heads,
+                                 int head_dim, int list_capacity);
+
+    /* out f32 [n_rows][n_heads * head_dim] = softmax(q K^T * scale) V over the lists; q inside qkv as in
+     * rope_kv. Never touches an address of a page that is not in a row's list. */
+    int (*attention)(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
+                     int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
+                     const struct kern_attn_taps *taps, void *scratch, float *out);
+
+    /* Copy block contents between pages (copy on write; one layer group). */
+    int (*copy_page)(struct kern *k, void *dst, const void *src, size_t bytes);
+
+    size_t (*sample_scratch_bytes)(const struct kern *k, int n_rows, int vocab);
+    /* Draw one token a row from logits f32 [n_rows][stride] (first `vocab` entries; kept unchanged):
+     * penalties, temperature, top-k, top-p, min-p in this order, then inverse-CDF with RNG_SAMPLE. params,
+     * history and out in backend memory. Where probs is not NULL it gets the filtered distribution,
+     * f32 [n_rows][vocab]. */
+    int (*sample)(struct kern *k, int n_rows, int vocab, const float *logits, size_t stride,
+                  const struct kern_sample *params, const struct kern_history *history,
+                  void *scratch, struct kern_sampled *out, float *probs);
+};
+
+struct kern {
+    const struct kern_ops *ops; /* first member of every backend's context */
+};
+
+/* ---- Opening a backend --------------------------------------------------------------------- */
+
+struct kern_options {
+    int n_threads;                 /* 0: all usable */
+    enum kern_precision precision;
+    const char *isa;               /* NULL or "auto", "amx", "avx512", "avx2", "plain": best allowed kernels;
+                                      one that the machine lacks is refused */
+};
+
+int kern_cpu_open(struct kern **out, const struct kern_options *o, struct err *e);
+/* E_UNSUPPORTED with what is missing in a build or on a machine without CUDA. */
+int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *e);
+
+/* The other way round of the CPU's page order, for tests and tiers: f32 [64][head_dim] of one head. */
+void kern_cpu_read_kv(const struct kern_kv *kv, int page, int head, bool value, float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
