@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 struct err;
+struct file;
 struct gguf;
 
 /* The types of metadata values, numbered as in the file. */
@@ -39,7 +40,18 @@ int gguf_open(struct gguf **out, const char *path, struct err *e);
 /* The same over bytes that the caller keeps alive (tests, fuzzing). */
 int gguf_open_bytes(struct gguf **out, const uint8_t *data, size_t n, struct err *e);
 
+/* The header alone: tensor data may be missing (the first megabytes of a download are enough to plan
+ * with); `data` of a tensor that is not wholly there is NULL. */
+int gguf_open_header(struct gguf **out, const char *path, struct err *e);
+
+/* Safe on NULL. */
 void gguf_close(struct gguf *g);
+
+/* Bytes from the start to the end of the tensor list. */
+size_t gguf_header_bytes(const struct gguf *g);
+
+/* The mapping (zero after gguf_open_bytes), for file_forget. */
+const struct file *gguf_file(const struct gguf *g);
 
 bool gguf_has(const struct gguf *g, const char *key);
 
@@ -53,7 +65,8 @@ int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct err *
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, struct err *e);
 
 /* Arrays. gguf_array gives element type and count; gguf_array_str fills `out[0..n)` with strings
- * (checked once), gguf_array_data the raw little-endian elements of a fixed-size type. */
+ * (checked once; n must be the array's count), gguf_array_data the raw little-endian elements of a
+ * fixed-size type, which may lie unaligned: memcpy them. */
 int gguf_array(const struct gguf *g, const char *key, enum gguf_type *type, size_t *n, struct err *e);
 int gguf_array_str(const struct gguf *g, const char *key, struct gguf_str *out, size_t n,
                    struct err *e);
