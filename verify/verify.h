@@ -1,0 +1,77 @@
+#ifndef TANDEM_VERIFY_H
+#define TANDEM_VERIFY_H
+
+/* What may be emitted: the request's sampling settings and their ranges, and the text side of a stream (UTF-8
+ * safe decoding, stop strings across token borders). Acceptance of draft tokens joins them here. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/strbuf.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+
+struct err;
+
+enum {
+    VERIFY_MAX_STOPS = 16,
+    VERIFY_MAX_STOP_BYTES = 256,
+};
+
+/* Sampling settings of one request; verify_params_default fills the defaults. */
+struct verify_params {
+    double temperature;        /* 0..100, default 1; 0 is greedy */
+    int top_k;                 /* 0 (off)..vocab; larger values mean off */
+    double top_p;              /* (0, 1], default 1 */
+    double min_p;              /* [0, 1], default 0 */
+    double repetition_penalty; /* (0, 100], default 1 */
+    double presence_penalty;   /* [-2, 2], default 0 */
+    double frequency_penalty;  /* [-2, 2], default 0 */
+    bool has_seed;             /* false: the engine draws one, reported in `done` */
+    uint64_t seed;
+    int logprobs;              /* -1 none (default), 0..KERN_MAX_LOGPROBS alternatives */
+    int max_tokens;            /* -1: the engine's default */
+    int min_tokens;            /* 0..max_tokens: end tokens are banned before */
+    bool ignore_eos;
+    int n_stops;
+    struct verify_stop {
+        int n;                 /* bytes, 1..VERIFY_MAX_STOP_BYTES, valid UTF-8 */
+        char text[VERIFY_MAX_STOP_BYTES];
+    } stops[VERIFY_MAX_STOPS];
+};
+
+void verify_params_default(struct verify_params *p);
+
+/* Every range above; NaN is out of every range. E_RANGE with name, value and range. */
+int verify_params_check(const struct verify_params *p, struct err *e);
+
+/* ---- Text of a stream ----
+ * Turns committed tokens into text that may be shown now: holds back an incomplete UTF-8 tail (at most 3
+ * bytes; invalid bytes are passed on) and the longest suffix that is a proper prefix of a stop string, no
+ * more. A pure function of the tokens: the engine runs one to know when a stop string ends the answer, the
+ * server runs another over the same tokens to make the text. Plain struct, no heap once opened with room. */
+struct verify_text {
+    const struct tokenizer *tokenizer;
+    const struct verify_params *params; /* stops; must outlive this */
+    bool special;                       /* show control tokens */
+    bool first;                         /* nothing decoded yet (SentencePiece's first space) */
+    bool stopped;                       /* a stop string was found: later tokens are ignored */
+    int stop_idx;                       /* which one */
+    struct strbuf held;                 /* bytes not yet released */
+};
+
+/* Reserves the hold-back buffer (stop length + longest token), so that verify_text_push on a `sink` with
+ * room never allocates. */
+int verify_text_init(struct verify_text *t, const struct tokenizer *tokenizer,
+                     const struct verify_params *params, bool special, struct err *e);
+
+/* Take one committed token; bytes that may be shown are appended to `sink` (NULL: dropped). Returns true when
+ * a stop string was completed: text from the stop on is never shown. */
+bool verify_text_push(struct verify_text *t, int token, struct strbuf *sink);
+
+/* End of stream: release what is held (after a stop: nothing). */
+void verify_text_finish(struct verify_text *t, struct strbuf *sink);
+void verify_text_deinit(struct verify_text *t);
+
+#endif
