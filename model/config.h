@@ -33,12 +33,15 @@ struct model_config {
     int n_kv_heads;          /* divides n_heads */
     int head_dim;            /* explicit, not always H / n_heads */
     int vocab;               /* rows of the embedding and head, padded ones included */
-    int context;             /* tokens the model was trained for, after scaling */
+    int context;             /* tokens the model may be asked for: its positions, stretched by a linear
+                              * or YaRN factor, cut to the sliding window where it has one (inside the
+                              * window full attention is the same; Mistral v0.1: 4,096) */
     float norm_eps;
     bool tied;               /* the head is the embedding */
     bool qkv_bias;           /* Qwen2 */
     bool qk_norm;            /* Qwen3: RMSNorm per head before rope */
-    bool rope_interleaved;   /* pairs (2i, 2i+1), as GGUF llama files are; else (i, i + d/2) */
+    bool rope_interleaved;   /* pairs (2i, 2i+1), as GGUF llama and smollm3 files are, whose
+                              * converter permutes Q and K; else (i, i + d/2) */
     int rope_dim;            /* leading dims of a head that turn, even */
     double rope_base;
     enum rope_scaling rope_scaling;
