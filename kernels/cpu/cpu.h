@@ -43,28 +43,55 @@ struct cpu_matmul_isa {
 /* Row-wise arithmetic. kernels/cpu/rowwise.c is compiled once for each instruction set: 16 partial sums in
  * a fixed order, no contraction, so that every table but `reference` (double) gives the same bits. */
 struct cpu_rowwise_isa {
-    /* x += delta (NULL: not), out = rmsnorm(x) * weight. */
+    /* x += delta (NULL: not), out = rmsnorm(x) * weight. out may be x. */
     void (*norm)(float *x, const float *delta, const float *weight, float eps, int cols, float *out);
-    /* out = silu(gate) * up. */
+    /* out = silu(gate) * up. out may be gate or up. */
     void (*gate)(const float *gate, const float *up, int cols, float *out);
-    /* One head in place: bias (NULL: not), norm (NULL: not), rotation by cos/sin [dim/2]. */
+    /* cos and sin [half] of position * inv_freq, the angle in double, times scale; position < 2^24. */
+    void (*rope_angles)(const float *inv_freq, int half, int32_t position, float scale, float *cos,
+                        float *sin);
+    /* One head in place: bias (NULL: not), norm (NULL: not), rotation by cos/sin [dim/2] (NULL: not). */
     void (*rope_head)(float *x, int head_dim, const float *bias, const float *norm, float eps,
                       const float *cos, const float *sin, int dim, bool interleaved);
+    /* Largest of x[n] and the lowest index that holds it; false where x holds NaN. */
+    bool (*max)(const float *x, int n, float *max, int *idx);
+    /* Sum of exp((x[i] - max) * inv_t) over i < n, 16 lanes of double in order of i; out (NULL: not) gets the
+     * terms. */
+    double (*exp_sum)(const float *x, int n, float max, float inv_t, float *out);
 };
+extern const struct cpu_rowwise_isa cpu_rowwise_reference, cpu_rowwise_plain, cpu_rowwise_avx2,
+    cpu_rowwise_avx512;
 
-/* Attention. A work item is (sequence, KV head, tile of its rows, node of the KV tree). */
+/* Attention's inner functions; kernels/cpu/attention.h says what a job and an item are. */
+struct attn_job;
+struct attn_tile;
 struct cpu_attn_isa {
     /* Write k[head_dim], v[head_dim] of one token into place t of a page's head. */
     void (*kv_write)(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
                      const float *v);
-    size_t (*scratch_bytes)(const struct cpu_ctx *c, struct kern_rows rows, int n_seqs, int n_heads,
-                            int head_dim, int list_capacity);
-    /* Share idx of n_threads of the whole operation (phase 0: leaves; 1: combine). */
-    void (*attention)(const struct cpu_ctx *c, const struct kern_batch *b,
-                      const struct kern_lists *lists, int n_heads, float scale, const float *qkv,
-                      const struct kern_kv *kv, const struct kern_attn_taps *taps, void *scratch,
-                      float *out, int phase, int idx, int n_threads);
+    /* One tile's queries over node `node` of its KV tree; partials to the tile's slots. `scratch` is the
+     * thread's own. */
+    void (*item)(const struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
+    /* Reduce the tile's nodes in place and write its rows of the output. */
+    void (*combine)(const struct attn_job *job, const struct attn_tile *tile);
+    /* The tile's marked rows into taps->mass. */
+    void (*mass)(const struct attn_job *job, const struct attn_tile *tile, void *scratch);
 };
+extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
+
+/* Operations of kern_ops that live in ops_attention.c and sample.c; K and V of a token are written, rows
+ * attended and tokens drawn each in one threads_run. */
+int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
+                     int n_heads, float *qkv, const struct kern_kv *kv);
+size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
+                                   int n_heads, int head_dim, int list_capacity);
+int kern_cpu_attention(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
+                       int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
+                       const struct kern_attn_taps *taps, void *scratch, float *out);
+size_t kern_cpu_sample_scratch_bytes(const struct kern *k, int n_rows, int vocab);
+int kern_cpu_sample(struct kern *k, int n_rows, int vocab, const float *logits, size_t stride,
+                    const struct kern_sample *params, const struct kern_history *history,
+                    void *scratch, struct kern_sampled *out, float *probs);
 
 struct cpu_isa {
     const char *name;
