@@ -1,0 +1,131 @@
+/* One pass over the rows of many sequences. The residual stream x and the last product's output travel apart:
+ * each norm adds what the product before it left in `delta`, so the addition costs no pass of its own. */
+#include "model/model_private.h"
+
+#include <math.h>
+#include <stddef.h>
+
+#include "base/err.h"
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        int try_rc = (call);                                                                       \
+        if (try_rc != 0) return err_raise(e, try_rc, "forward: %s failed", #call);                 \
+    } while (0)
+
+/* out[r][:] = the parts' products side by side. */
+static int linear(struct kern *k, struct kern_rows rows, const struct model_linear *l,
+                  struct kern_act act, float *out) {
+    for (int i = 0; i < l->n_parts; i++) {
+        int rc = k->ops->matmul(k, rows, &l->part[i], act, out, l->rows, l->offset[i]);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+static int attention_block(struct model *m, const struct model_pass *p, const struct model_group *g,
+                           int layer, struct err *e) {
+    const struct model_config *c = &m->config;
+    const struct model_layer *l = &m->layers[layer];
+    struct model_workspace *w = &m->ws;
+    struct kern *k = m->k;
+    struct kern_batch batch = p->batch;
+    batch.slot_page = g->slot_page;
+    size_t elem = kern_dtype_block_bytes(g->kv_dtype);
+    const struct kern_kv kv = {
+        .base = g->arena,
+        .page_stride = 1024,
+        .k_offset = model_kv_offset(c, layer - g->first_layer, false, elem),
+        .v_offset = model_kv_offset(c, layer - g->first_layer, true, elem),
+        .head_stride = (size_t)KERN_BLOCK * (size_t)c->head_dim * elem,
+        .dtype = g->kv_dtype,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+    };
+    const struct kern_rope rope = {
+        .inv_freq = c->rope_skip[layer] ? NULL : m->inv_freq,
+        .dim = c->rope_dim,
+        .interleaved = c->rope_interleaved,
+        .scale = (float)c->rope_attention_factor,
+        .q_norm = l->q_norm,
+        .k_norm = l->k_norm,
+        .norm_eps = c->norm_eps,
+        .q_bias = l->q_bias,
+        .k_bias = l->k_bias,
+        .v_bias = l->v_bias,
+    };
+    TRY(linear(k, batch.rows, &l->qkv, w->act, w->qkv));
+    TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &kv));
+    float scale = 1.0f / sqrtf((float)c->head_dim);
+    TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, scale, w->qkv, &kv, &g->taps,
+                          w->attn_scratch, w->heads));
+    TRY(k->ops->pack(k, batch.rows, c->n_heads * c->head_dim, w->heads, w->act));
+    TRY(linear(k, batch.rows, &l->o, w->act, w->delta));
+    return 0;
+}
+
+static int ffn_block(struct model *m, const struct model_pass *p, int layer, struct err *e) {
+    const struct model_config *c = &m->config;
+    const struct model_layer *l = &m->layers[layer];
+    struct model_workspace *w = &m->ws;
+    struct kern *k = m->k;
+    struct kern_rows rows = p->batch.rows;
+    TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, w->delta, l->ffn_norm, c->norm_eps, w->act, NULL));
+    TRY(linear(k, rows, &l->gate_up, w->act, w->gate_up));
+    TRY(k->ops->gate_pack(k, rows, c->ffn, w->gate_up, w->act));
+    TRY(linear(k, rows, &l->down, w->act, w->delta));
+    return 0;
+}
+
+/* Logits of the rows that want them. They are products of the generated class whatever the row was, so that a
+ * prompt's last row and a decode row of equal state have equal logits. */
+static int head_block(struct model *m, const struct model_pass *p, struct err *e) {
+    const struct model_config *c = &m->config;
+    struct model_workspace *w = &m->ws;
+    struct kern *k = m->k;
+    struct kern_rows rows = {.n_gen = p->n_logits};
+    TRY(k->ops->gather(k, w->x, c->hidden, p->logit_row, p->n_logits, w->last));
+    TRY(k->ops->gather(k, w->delta, c->hidden, p->logit_row, p->n_logits, w->last_delta));
+    TRY(k->ops->norm_pack(k, rows, c->hidden, w->last, w->last_delta, m->out_norm, c->norm_eps, w->act,
+                          p->tap_final));
+    TRY(k->ops->matmul(k, rows, &m->head, w->act, p->logits, (int)p->logits_stride, 0));
+    return 0;
+}
+
+static void check_pass(const struct model *m, const struct model_pass *p) {
+    int n_rows = p->batch.rows.n_gen + p->batch.rows.n_prompt, layer = 0;
+    ASSERT(n_rows > 0 && n_rows <= m->caps.max_rows);
+    ASSERT(p->batch.n_seqs <= m->caps.max_seqs && p->n_logits <= m->caps.max_logits);
+    ASSERT(p->n_groups > 0 && p->n_groups <= MODEL_MAX_GROUPS);
+    for (int i = 0; i < p->n_groups; i++) {
+        ASSERT(p->group[i].first_layer == layer);
+        ASSERT(p->group[i].lists.capacity <= m->caps.max_blocks);
+        layer += p->group[i].n_layers;
+    }
+    ASSERT(layer == m->config.n_layers);
+    ASSERT(p->n_logits == 0 || p->logits_stride >= (size_t)m->config.vocab);
+}
+
+int model_forward(struct model *m, const struct model_pass *p, struct err *e) {
+    check_pass(m, p);
+    const struct model_config *c = &m->config;
+    struct model_workspace *w = &m->ws;
+    struct kern *k = m->k;
+    struct kern_rows rows = p->batch.rows;
+    int n_rows = rows.n_gen + rows.n_prompt;
+    TRY(k->ops->embed(k, &m->embedding, p->batch.token, n_rows, w->x));
+    for (int i = 0; i < p->n_groups; i++) {
+        const struct model_group *g = &p->group[i];
+        for (int layer = g->first_layer; layer < g->first_layer + g->n_layers; layer++) {
+            TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, layer ? w->delta : NULL,
+                                  m->layers[layer].attn_norm, c->norm_eps, w->act, NULL));
+            if (p->tap_state && layer == p->tap_layer)
+                TRY(k->ops->copy_page(k, p->tap_state, w->x,
+                                      (size_t)n_rows * (size_t)c->hidden * sizeof(float)));
+            int rc = attention_block(m, p, g, layer, e);
+            if (!rc) rc = ffn_block(m, p, layer, e);
+            if (rc) return rc;
+        }
+    }
+    return p->n_logits ? head_block(m, p, e) : 0;
+}

@@ -1,0 +1,275 @@
+/* Opening a model: one sizes pass over the tensors, one reservation, one packing pass. The same layout function
+ * runs twice, so that what the plan counts is what is taken. */
+#include "model/model_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "model/source.h"
+
+/* A cursor over the reservation; base NULL only counts. */
+struct carve {
+    uint8_t *base;
+    size_t used;
+    bool overflow;
+};
+
+static void *carve_take(struct carve *c, size_t bytes) {
+    size_t at;
+    if (!checked_align(c->used, KERN_ACT_ALIGN, &at) || !checked_add(at, bytes, &c->used)) {
+        c->overflow = true;
+        return NULL;
+    }
+    return c->base ? c->base + at : NULL;
+}
+
+struct layout {
+    struct model *m;              /* filled where carve.base is set */
+    const struct model_source *src;
+    struct carve carve;
+    size_t done, total;           /* bytes of file tensors, for progress */
+    void (*progress)(void *arg, size_t done, size_t total);
+    void *progress_arg;
+    struct err *e;
+};
+
+static bool find(const struct layout *l, enum tensor_role role, int layer, struct tensor_view *out) {
+    return model_source_find(l->src, role, layer, out, NULL) == 0;
+}
+
+static void report(struct layout *l, size_t bytes) {
+    l->done += bytes;
+    if (l->carve.base && l->progress) l->progress(l->progress_arg, l->done, l->total);
+}
+
+/* A vector as f32 in backend memory; *out stays NULL where the model has none. */
+static int take_vector(struct layout *l, enum tensor_role role, int layer, const float **out) {
+    struct tensor_view v;
+    if (!find(l, role, layer, &v)) return 0;
+    size_t n = (size_t)v.rows * (size_t)v.cols;
+    float *dst = carve_take(&l->carve, n * sizeof(float));
+    if (dst) {
+        float *host = malloc(n * sizeof(float));
+        if (!host) return err_raise(l->e, E_NOMEM, "%s: no memory for %zu values", v.name, n);
+        kern_dequantize(v.dtype, v.data, host, n);
+        int rc = l->m->k->ops->upload(l->m->k, dst, host, n * sizeof(float), l->e);
+        free(host);
+        if (rc) return rc;
+        *out = dst;
+    }
+    report(l, v.bytes);
+    return 0;
+}
+
+static int take_weight(struct layout *l, const char *name, enum kern_dtype t, int rows, int cols,
+                       const void *src, struct kern_weight *out) {
+    struct kern *k = l->m->k;
+    size_t bytes = k->ops->weight_bytes(k, t, rows, cols);
+    if (bytes == 0)
+        return err_raise(l->e, E_UNSUPPORTED, "tensor %s: no %s product for %s with %d columns", name,
+                         k->ops->backend, kern_dtype_name(t), cols);
+    void *dst = carve_take(&l->carve, bytes);
+    if (!dst) return 0;
+    return k->ops->weight_pack(k, out, dst, t, rows, cols, src, l->e);
+}
+
+/* Matrices that share an input, packed as one where their types agree. */
+static int take_linear(struct layout *l, int layer, int n, const enum tensor_role *roles,
+                       struct model_linear *out) {
+    struct tensor_view v[MODEL_MAX_PARTS];
+    size_t bytes = 0;
+    int rows = 0;
+    bool same = true;
+    for (int i = 0; i < n; i++) {
+        bool found = find(l, roles[i], layer, &v[i]);
+        ASSERT(found); /* model_source_open checked it */
+        same = same && v[i].dtype == v[0].dtype;
+        bytes += v[i].bytes;
+        rows += v[i].rows;
+    }
+    struct model_linear lin = {.rows = rows};
+    int rc = 0;
+    if (!same || n == 1) {
+        for (int i = 0, at = 0; i < n && !rc; at += v[i].rows, i++) {
+            lin.offset[i] = at;
+            rc = take_weight(l, v[i].name, v[i].dtype, v[i].rows, v[i].cols, v[i].data, &lin.part[i]);
+            report(l, v[i].bytes);
+        }
+        lin.n_parts = n;
+    } else {
+        uint8_t *joined = NULL;
+        if (l->carve.base) {
+            joined = malloc(bytes);
+            if (!joined) return err_raise(l->e, E_NOMEM, "%s: no memory for %zu bytes", v[0].name, bytes);
+            for (size_t i = 0, at = 0; i < (size_t)n; at += v[i].bytes, i++)
+                memcpy(joined + at, v[i].data, v[i].bytes);
+        }
+        rc = take_weight(l, v[0].name, v[0].dtype, rows, v[0].cols, joined, &lin.part[0]);
+        free(joined);
+        lin.n_parts = 1;
+        report(l, bytes);
+    }
+    if (l->carve.base) *out = lin;
+    return rc;
+}
+
+static int take_layer(struct layout *l, int i) {
+    static const enum tensor_role qkv[] = {TENSOR_ATTN_Q, TENSOR_ATTN_K, TENSOR_ATTN_V};
+    static const enum tensor_role o[] = {TENSOR_ATTN_O};
+    static const enum tensor_role gate_up[] = {TENSOR_FFN_GATE, TENSOR_FFN_UP};
+    static const enum tensor_role down[] = {TENSOR_FFN_DOWN};
+    struct model_layer none = {0}, *y = l->carve.base ? &l->m->layers[i] : &none;
+    int rc = take_vector(l, TENSOR_ATTN_NORM, i, &y->attn_norm);
+    if (!rc) rc = take_linear(l, i, 3, qkv, &y->qkv);
+    if (!rc) rc = take_vector(l, TENSOR_Q_BIAS, i, &y->q_bias);
+    if (!rc) rc = take_vector(l, TENSOR_K_BIAS, i, &y->k_bias);
+    if (!rc) rc = take_vector(l, TENSOR_V_BIAS, i, &y->v_bias);
+    if (!rc) rc = take_vector(l, TENSOR_Q_NORM, i, &y->q_norm);
+    if (!rc) rc = take_vector(l, TENSOR_K_NORM, i, &y->k_norm);
+    if (!rc) rc = take_linear(l, i, 1, o, &y->o);
+    if (!rc) rc = take_vector(l, TENSOR_FFN_NORM, i, &y->ffn_norm);
+    if (!rc) rc = take_linear(l, i, 2, gate_up, &y->gate_up);
+    if (!rc) rc = take_linear(l, i, 1, down, &y->down);
+    return rc;
+}
+
+static int take_rope(struct layout *l) {
+    const struct model_config *c = &l->m->config;
+    struct tensor_view v;
+    size_t n = (size_t)c->rope_dim / 2;
+    float *dst = carve_take(&l->carve, n * sizeof(float));
+    if (!dst) return 0;
+    float factors[MODEL_MAX_HEAD_DIM / 2], freq[MODEL_MAX_HEAD_DIM / 2];
+    bool have = find(l, TENSOR_ROPE_FREQS, 0, &v);
+    if (have) kern_dequantize(v.dtype, v.data, factors, n);
+    model_rope_frequencies(c, have ? factors : NULL, freq);
+    l->m->inv_freq = dst;
+    return l->m->k->ops->upload(l->m->k, dst, freq, n * sizeof(float), l->e);
+}
+
+static int take_weights(struct layout *l) {
+    struct model *m = l->m;
+    struct tensor_view v;
+    bool found = find(l, TENSOR_TOKEN_EMBD, 0, &v);
+    ASSERT(found); /* model_source_open checked it */
+    int rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &m->embedding);
+    report(l, v.bytes);
+    if (!rc && !m->config.tied) {
+        found = find(l, TENSOR_OUTPUT, 0, &v);
+        ASSERT(found);
+        rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &m->head);
+        report(l, v.bytes);
+    }
+    if (!rc) rc = take_vector(l, TENSOR_OUTPUT_NORM, 0, &m->out_norm);
+    if (!rc) rc = take_rope(l);
+    for (int i = 0; i < m->config.n_layers && !rc; i++) rc = take_layer(l, i);
+    if (m->config.tied) m->head = m->embedding;
+    if (!rc && l->carve.overflow) rc = err_raise(l->e, E_TOO_LONG, "weights: the sum of sizes overflows");
+    return rc;
+}
+
+/* Workspace; rows of either class may fill a pass, so activations are sized for the worse of both. */
+static int take_workspace(struct carve *cv, struct kern *k, const struct model_config *c,
+                          const struct model_caps *caps, struct model_workspace *w) {
+    struct kern_rows both = {.n_gen = caps->max_rows, .n_prompt = caps->max_rows};
+    size_t rows = (size_t)caps->max_rows, logits = (size_t)caps->max_logits, f = sizeof(float);
+    size_t heads = (size_t)c->n_heads * (size_t)c->head_dim;
+    size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
+    size_t act = k->ops->act_bytes(k, both, c->hidden);
+    act = max_size(act, k->ops->act_bytes(k, both, c->n_heads * c->head_dim));
+    act = max_size(act, k->ops->act_bytes(k, both, c->ffn));
+    struct kern_rows last = {.n_gen = caps->max_logits};
+    act = max_size(act, k->ops->act_bytes(k, last, c->hidden));
+    struct kern_rows any = {.n_gen = caps->max_rows};
+    struct kern_rows prompt = {.n_prompt = caps->max_rows};
+    size_t attn = max_size(k->ops->attn_scratch_bytes(k, any, caps->max_seqs, c->n_heads, c->head_dim,
+                                                      caps->max_blocks),
+                           k->ops->attn_scratch_bytes(k, prompt, caps->max_seqs, c->n_heads,
+                                                      c->head_dim, caps->max_blocks));
+    struct model_workspace ws = {
+        .x = carve_take(cv, rows * (size_t)c->hidden * f),
+        .delta = carve_take(cv, rows * (size_t)c->hidden * f),
+        .qkv = carve_take(cv, rows * (heads + 2 * kv) * f),
+        .heads = carve_take(cv, rows * heads * f),
+        .gate_up = carve_take(cv, rows * 2 * (size_t)c->ffn * f),
+        .last = carve_take(cv, logits * (size_t)c->hidden * f),
+        .last_delta = carve_take(cv, logits * (size_t)c->hidden * f),
+        .attn_scratch = carve_take(cv, attn),
+        .act = {.data = carve_take(cv, act), .bytes = act},
+    };
+    *w = ws;
+    return cv->overflow ? E_TOO_LONG : 0;
+}
+
+int model_weight_bytes(const struct model_source *src, const struct kern *k, size_t *out,
+                       struct err *e) {
+    struct model m = {.config = *model_source_config(src), .k = (struct kern *)(uintptr_t)k};
+    struct layout l = {.m = &m, .src = src, .e = e};
+    int rc = take_weights(&l);
+    *out = align_up(l.carve.used, KERN_ACT_ALIGN);
+    return rc;
+}
+
+int model_workspace_bytes(const struct model_config *c, const struct kern *k,
+                          const struct model_caps *caps, size_t *out, struct err *e) {
+    struct carve cv = {0};
+    struct model_workspace w;
+    if (take_workspace(&cv, (struct kern *)(uintptr_t)k, c, caps, &w))
+        return err_raise(e, E_TOO_LONG, "workspace of %d rows: the sum of sizes overflows",
+                         caps->max_rows);
+    *out = align_up(cv.used, KERN_ACT_ALIGN);
+    return 0;
+}
+
+int model_open(struct model **out, const struct model_source *src, struct kern *k,
+               const struct model_caps *caps,
+               void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e) {
+    size_t weights, workspace;
+    int rc = model_weight_bytes(src, k, &weights, e);
+    if (!rc) rc = model_workspace_bytes(model_source_config(src), k, caps, &workspace, e);
+    if (rc) return rc;
+    struct model *m = calloc(1, sizeof *m);
+    if (!m) return err_raise(e, E_NOMEM, "no memory for the model");
+    m->config = *model_source_config(src);
+    m->k = k;
+    m->caps = *caps;
+    m->reserved_bytes = weights + workspace;
+    m->layers = calloc((size_t)m->config.n_layers, sizeof *m->layers);
+    if (!m->layers) {
+        rc = err_raise(e, E_NOMEM, "no memory for %d layers", m->config.n_layers);
+        goto fail_model;
+    }
+    rc = k->ops->reserve(k, m->reserved_bytes, &m->reserved, e);
+    if (rc) goto fail_layers;
+    struct layout l = {.m = m, .src = src, .carve = {.base = m->reserved}, .e = e, .progress = progress,
+                       .progress_arg = arg, .total = model_source_bytes(src)};
+    rc = take_weights(&l);
+    if (rc) goto fail_reserved;
+    ASSERT(align_up(l.carve.used, KERN_ACT_ALIGN) == weights);
+    take_workspace(&l.carve, k, &m->config, caps, &m->ws);
+    ASSERT(l.carve.used <= m->reserved_bytes);
+    *out = m;
+    return 0;
+
+fail_reserved:
+    k->ops->unreserve(k, m->reserved);
+fail_layers:
+    free(m->layers);
+fail_model:
+    free(m);
+    return rc;
+}
+
+void model_close(struct model *m) {
+    if (!m) return;
+    m->k->ops->unreserve(m->k, m->reserved);
+    free(m->layers);
+    free(m);
+}
+
+const struct model_config *model_get_config(const struct model *m) { return &m->config; }
+size_t model_reserved_bytes(const struct model *m) { return m->reserved_bytes; }
+const struct kern_weight *model_embedding(const struct model *m) { return &m->embedding; }
+const struct kern_weight *model_head(const struct model *m) { return &m->head; }
