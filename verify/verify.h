@@ -17,6 +17,7 @@ struct err;
 enum {
     VERIFY_MAX_STOPS = 16,
     VERIFY_MAX_STOP_BYTES = 256,
+    VERIFY_MAX_TOKEN_BYTES = 4096, /* of one token's text: what the tokenizer lets into a vocabulary */
 };
 
 /* Sampling settings of one request; verify_params_default fills the defaults. */
@@ -50,25 +51,34 @@ int verify_params_check(const struct verify_params *p, struct err *e);
  * Turns committed tokens into text that may be shown now: holds back an incomplete UTF-8 tail (at most 3
  * bytes; invalid bytes are passed on) and the longest suffix that is a proper prefix of a stop string, no
  * more. A pure function of the tokens: the engine runs one to know when a stop string ends the answer, the
- * server runs another over the same tokens to make the text. Plain struct, no heap once opened with room. */
+ * server runs another over the same tokens to make the text (with the same `special`, or they disagree about
+ * stops). The stop that counts is the one whose last byte comes first; among several that end there, the
+ * longest. Where tokens were cut makes no difference. Linear time: each byte costs amortised constant time a
+ * stop string (the failure function of Knuth, Morris and Pratt, 1977). Plain struct, no heap once opened. */
 struct verify_text {
     const struct tokenizer *tokenizer;
     const struct verify_params *params; /* stops; must outlive this */
     bool special;                       /* show control tokens */
     bool first;                         /* nothing decoded yet (SentencePiece's first space) */
     bool stopped;                       /* a stop string was found: later tokens are ignored */
-    int stop_idx;                       /* which one */
+    int stop_idx;                       /* which one; -1: none */
     struct strbuf held;                 /* bytes not yet released */
+    int n_matched[VERIFY_MAX_STOPS];    /* bytes of each stop that the text so far ends in */
+    uint8_t border[VERIFY_MAX_STOPS][VERIFY_MAX_STOP_BYTES]; /* [i][k]: longest proper border of the
+                                           first k + 1 bytes of stop i */
 };
 
 /* Reserves the hold-back buffer (stop length + longest token), so that verify_text_push on a `sink` with
- * room never allocates. */
+ * room never allocates. tokenizer may be NULL where only verify_text_push_bytes is used. E_NOMEM. */
 int verify_text_init(struct verify_text *t, const struct tokenizer *tokenizer,
                      const struct verify_params *params, bool special, struct err *e);
 
 /* Take one committed token; bytes that may be shown are appended to `sink` (NULL: dropped). Returns true when
  * a stop string was completed: text from the stop on is never shown. */
 bool verify_text_push(struct verify_text *t, int token, struct strbuf *sink);
+
+/* The same for text that comes as bytes: the part of it that knows no tokenizer. */
+bool verify_text_push_bytes(struct verify_text *t, const char *bytes, size_t n, struct strbuf *sink);
 
 /* End of stream: release what is held (after a stop: nothing). */
 void verify_text_finish(struct verify_text *t, struct strbuf *sink);
