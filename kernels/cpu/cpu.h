@@ -39,6 +39,8 @@ struct cpu_matmul_isa {
                    const void *act, float *out, int out_stride, int out_offset, void *scratch, int idx,
                    int n_threads);
 };
+extern const struct cpu_matmul_isa cpu_matmul_reference, cpu_matmul_plain, cpu_matmul_avx2,
+    cpu_matmul_avx512;
 
 /* Row-wise arithmetic. kernels/cpu/rowwise.c is compiled once for each instruction set: 16 partial sums in
  * a fixed order, no contraction, so that every table but `reference` (double) gives the same bits. */
@@ -100,8 +102,8 @@ struct cpu_isa {
     const struct cpu_attn_isa *attn;
 };
 
-/* Tables. The ones that need more than the baseline are NULL in a build for another architecture. */
-extern const struct cpu_isa cpu_isa_reference, cpu_isa_plain, cpu_isa_avx2, cpu_isa_avx512;
+/* Tables that are always there; isa.c lists all that are linked. */
+extern const struct cpu_isa cpu_isa_reference, cpu_isa_plain;
 
 struct cpu_ctx {
     struct kern kern; /* first */
