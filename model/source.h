@@ -93,7 +93,8 @@ const char *model_source_folder(const struct model_source *s);
 /* The chat template's text, NULL where the model brings none. */
 const char *model_source_chat_template(const struct model_source *s, size_t *n);
 
-/* 64 bits over all headers and file sizes: tells one model file from another. */
+/* 64 bits over the headers and the first bytes of each tensor (where they are there): tells one model
+ * file from another, not proof against an adversary. */
 uint64_t model_source_fingerprint(const struct model_source *s);
 
 #ifdef __cplusplus

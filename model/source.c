@@ -1,0 +1,247 @@
+#include "model/source.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <jansson.h>
+#include <xxhash.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "base/file.h"
+#include "model/source_private.h"
+
+enum {
+    MAX_CONFIG_BYTES = 4 << 20,
+    MAX_PATH_BYTES = 3800, /* leaves room for names inside a folder */
+    ARENA_CHUNK = 1 << 16,
+    ARENA_LIMIT = 1 << 26,
+    SAMPLE_BYTES = 64,
+};
+
+static bool has_suffix(const char *s, const char *suffix) {
+    size_t n = strlen(s), k = strlen(suffix);
+    return n >= k && strcmp(s + n - k, suffix) == 0;
+}
+
+static bool exists_in(const char *folder, const char *name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+/* ---- What else people point at
+ * ------------------------------------------------------------------- */
+
+static int refuse_pickle(const char *path, struct err *e) {
+    return err_raise(e, E_UNSUPPORTED,
+                     "%s: PyTorch checkpoints are not read, since loading one can run code that it "
+                     "carries; give a folder with safetensors or a GGUF file",
+                     path);
+}
+
+/* A file that is no GGUF: say what it looks like. */
+static int check_kind_of_file(const char *path, struct err *e) {
+    static const char *const pickles[] = {".bin", ".pth", ".pt", ".ckpt"};
+    struct file f;
+    int rc = file_open(&f, path, 0, e);
+    if (rc) return rc;
+    bool gguf = f.bytes >= 4 && (memcmp(f.data, "GGUF", 4) == 0 || memcmp(f.data, "FUGG", 4) == 0);
+    bool pickle = f.bytes >= 4 && (memcmp(f.data, "PK\3\4", 4) == 0 ||
+                                   (f.data[0] == 0x80 && f.data[1] >= 2 && f.data[1] <= 5));
+    for (size_t i = 0; i < 4 && !gguf; i++) pickle |= has_suffix(path, pickles[i]);
+    file_close(&f);
+    if (gguf || has_suffix(path, ".gguf")) return 0;
+    if (pickle) return refuse_pickle(path, e);
+    if (has_suffix(path, ".safetensors") || has_suffix(path, ".json"))
+        return err_raise(e, E_UNSUPPORTED, "%s: give the folder that holds it with its config.json",
+                         path);
+    return 0; /* the GGUF reader names the first bytes */
+}
+
+static int refuse_split(const struct gguf *g, struct err *e) {
+    int64_t n = 0;
+    if (!gguf_has(g, "split.count")) return 0;
+    int rc = gguf_get_int(g, "split.count", 0, 65535, &n, e);
+    if (rc) return rc;
+    return n > 1 ? err_raise(e, E_UNSUPPORTED,
+                             "one of %lld parts of a split GGUF; merge them first", (long long)n)
+                 : 0;
+}
+
+/* ---- Opening
+ * ------------------------------------------------------------------------------------- */
+
+static int open_gguf(struct model_source *s, bool plan, struct err *e) {
+    int rc = check_kind_of_file(s->path, e);
+    if (rc == 0) rc = (plan ? gguf_open_header : gguf_open)(&s->gguf, s->path, e);
+    if (rc) return rc;
+    rc = refuse_split(s->gguf, e);
+    if (rc == 0) rc = model_config_from_gguf(&s->config, s->gguf, e);
+    if (rc == 0) rc = source__map_tensors(s, e);
+    if (rc == 0) rc = source__find_template(s, e);
+    return rc ? err_prefix(e, rc, "%s", s->path) : 0;
+}
+
+/* The type that a config.json promises for its weights: torch_dtype, dtype in newer files; f32 as
+ * in transformers where neither is there. */
+static enum kern_dtype promised_dtype(const struct file *config) {
+    json_t *root =
+        json_loadb((const char *)config->data, config->bytes, JSON_REJECT_DUPLICATES, NULL);
+    const char *type = json_string_value(json_object_get(root, "torch_dtype"));
+    if (!type) type = json_string_value(json_object_get(root, "dtype"));
+    enum kern_dtype t = KERN_F32;
+    if (type && strstr(type, "bfloat16")) t = KERN_BF16;
+    else if (type && strstr(type, "float16")) t = KERN_F16;
+    json_decref(root);
+    return t;
+}
+
+static int read_config(struct model_source *s, const char *path, struct err *e) {
+    struct file f;
+    int rc = file_read(&f, path, MAX_CONFIG_BYTES, e);
+    if (rc) return rc;
+    const char *text = f.data ? (const char *)f.data : "";
+    rc = model_config_from_json(&s->config, text, f.bytes, e);
+    if (rc) err_prefix(e, rc, "%s", path);
+    else {
+        s->planned_dtype = promised_dtype(&f);
+        s->fingerprint = XXH3_64bits(text, f.bytes);
+    }
+    file_close(&f);
+    return rc;
+}
+
+static int open_folder(struct model_source *s, bool plan, struct err *e) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.json", s->folder);
+    if (access(path, F_OK) != 0)
+        return err_raise(e, E_NOT_FOUND,
+                         "%s: no config.json in it; give a GGUF file or a Hugging Face folder",
+                         s->folder);
+    int rc = read_config(s, path, e);
+    if (rc) return rc;
+    rc = safetensors_open(&s->tensors, s->folder, e);
+    if (rc == E_NOT_FOUND && !s->tensors) {
+        bool pickle = exists_in(s->folder, "pytorch_model.bin") ||
+                      exists_in(s->folder, "pytorch_model.bin.index.json") ||
+                      exists_in(s->folder, "consolidated.00.pth");
+        if (!plan) return pickle ? refuse_pickle(s->folder, e) : rc;
+        rc = 0;
+    }
+    if (rc == 0) rc = source__map_tensors(s, e);
+    if (rc) return err_prefix(e, rc, "%s", s->folder);
+    return source__find_template(s, e);
+}
+
+static int open_config_alone(struct model_source *s, struct err *e) {
+    int rc = read_config(s, s->path, e);
+    if (rc == 0) rc = source__map_tensors(s, e);
+    return rc;
+}
+
+/* Headers, sizes, and the first bytes of each tensor, so that two trainings of one shape differ. */
+static void fingerprint(struct model_source *s) {
+    uint64_t h = s->fingerprint;
+    if (s->gguf && gguf_file(s->gguf)->data) {
+        const struct file *f = gguf_file(s->gguf);
+        h = XXH3_64bits_withSeed(f->data, gguf_header_bytes(s->gguf), h);
+    }
+    for (int i = 0; s->tensors && i < safetensors_n_shards(s->tensors); i++) {
+        size_t n;
+        const struct file *f = safetensors_shard(s->tensors, i, &n);
+        h = XXH3_64bits_withSeed(f->data, n, h);
+    }
+    for (size_t i = 0; i < s->n_views; i++) {
+        const struct tensor_view *v = &s->views[i];
+        uint64_t n = v->bytes;
+        h = XXH3_64bits_withSeed(&n, sizeof n, h);
+        if (v->data) h = XXH3_64bits_withSeed(v->data, min_size(v->bytes, SAMPLE_BYTES), h);
+    }
+    s->fingerprint = h;
+}
+
+static int open_any(struct model_source **out, const char *path, bool plan, struct err *e) {
+    *out = NULL;
+    struct stat st;
+    if (strlen(path) > MAX_PATH_BYTES) return err_raise(e, E_TOO_LONG, "the path %.100s...", path);
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    struct model_source *s = calloc(1, sizeof *s);
+    if (!s) return err_raise(e, E_NOMEM, "no memory for a model source");
+    arena_init(&s->arena, ARENA_CHUNK, ARENA_LIMIT);
+    s->path = strdup(path);
+    if (folder) s->folder = strdup(path);
+    int rc;
+    if (!s->path || (folder && !s->folder)) rc = err_raise(e, E_NOMEM, "no memory for a path");
+    else if (folder) rc = open_folder(s, plan, e);
+    else if (plan && has_suffix(path, ".json")) rc = open_config_alone(s, e);
+    else rc = open_gguf(s, plan, e);
+    if (rc) {
+        model_source_close(s);
+        return rc;
+    }
+    fingerprint(s);
+    *out = s;
+    return 0;
+}
+
+int model_source_open(struct model_source **out, const char *path, struct err *e) {
+    return open_any(out, path, false, e);
+}
+
+int model_source_plan_only(struct model_source **out, const char *path, struct err *e) {
+    return open_any(out, path, true, e);
+}
+
+void model_source_close(struct model_source *s) {
+    if (!s) return;
+    gguf_close(s->gguf);
+    safetensors_close(s->tensors);
+    arena_deinit(&s->arena);
+    free(s->path);
+    free(s->folder);
+    free(s);
+}
+
+/* ---- Questions
+ * ----------------------------------------------------------------------------------- */
+
+const struct model_config *model_source_config(const struct model_source *s) {
+    return &s->config;
+}
+const char *model_source_path(const struct model_source *s) {
+    return s->path;
+}
+bool model_source_has_weights(const struct model_source *s) {
+    return s->has_weights;
+}
+size_t model_source_n_tensors(const struct model_source *s) {
+    return s->n_views;
+}
+uint64_t model_source_n_params(const struct model_source *s) {
+    return s->n_params;
+}
+size_t model_source_bytes(const struct model_source *s) {
+    return s->bytes;
+}
+const struct gguf *model_source_gguf(const struct model_source *s) {
+    return s->gguf;
+}
+const char *model_source_folder(const struct model_source *s) {
+    return s->folder;
+}
+uint64_t model_source_fingerprint(const struct model_source *s) {
+    return s->fingerprint;
+}
+
+const struct tensor_view *model_source_tensor_at(const struct model_source *s, size_t idx) {
+    return idx < s->n_views ? &s->views[idx] : NULL;
+}
+
+const char *model_source_chat_template(const struct model_source *s, size_t *n) {
+    *n = s->chat_template_bytes;
+    return s->chat_template;
+}
