@@ -145,7 +145,7 @@ void tokens_deinit(struct tokens *v) {
     v->n = v->cap = 0;
 }
 
-static int push_id(struct tokens *v, int id, struct err *e) {
+int tokenizer__push(struct tokens *v, int id, struct err *e) {
     if (v->limit && v->n >= v->limit)
         return err_raise(e, E_TOO_LONG, "more than %zu tokens", v->limit);
     if (v->n == v->cap) {
@@ -182,7 +182,7 @@ static int push_merged(struct encoder *c, size_t n, struct err *e) {
     if (n == 0) return 0;
     bpe_merge(&c->t->bpe, &c->scratch, n);
     for (int32_t i = 0; i >= 0 && !rc; i = c->scratch.symbol[i].next)
-        rc = push_id(c->out, c->scratch.symbol[i].id, e);
+        rc = tokenizer__push(c->out, c->scratch.symbol[i].id, e);
     return rc;
 }
 
@@ -192,7 +192,7 @@ static int encode_bytes(void *arg, const char *piece, size_t n, struct err *e) {
     const struct vocab *v = &c->t->vocab;
     if (n == 1 || c->t->ignore_merges) {
         int id = n == 1 ? v->byte_id[(uint8_t)piece[0]] : vocab_find(v, piece, n);
-        if (id >= 0) return push_id(c->out, id, e);
+        if (id >= 0) return tokenizer__push(c->out, id, e);
     }
     int rc = merge_scratch_reserve(&c->scratch, n, e);
     if (rc) return rc;
@@ -282,13 +282,13 @@ static int encode_word_by_score(struct encoder *c, const char *s, size_t n, stru
         const char *text = s + symbol[i].begin;
         bool unknown = false;
         if (symbol[i].id >= 0) {
-            rc = push_id(c->out, symbol[i].id, e);
+            rc = tokenizer__push(c->out, symbol[i].id, e);
         } else if (has_bytes(t, text, symbol[i].n)) {
             for (uint32_t k = 0; k < symbol[i].n && !rc; k++)
-                rc = push_id(c->out, t->vocab.byte_id[(uint8_t)text[k]], e);
+                rc = tokenizer__push(c->out, t->vocab.byte_id[(uint8_t)text[k]], e);
         } else {
             unknown = true;
-            if (t->unknown >= 0 && !(t->fuse_unknown && last_unknown)) rc = push_id(c->out, t->unknown, e);
+            if (t->unknown >= 0 && !(t->fuse_unknown && last_unknown)) rc = tokenizer__push(c->out, t->unknown, e);
         }
         last_unknown = unknown;
     }
@@ -337,19 +337,20 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
     struct encoder c = {.t = t, .out = out};
     bool special = flags & TOKENIZER_PARSE_SPECIAL;
     int rc = 0;
-    if ((flags & TOKENIZER_ADD_SPECIAL) && t->add_bos && t->bos >= 0) rc = push_id(out, t->bos, e);
+    if ((flags & TOKENIZER_ADD_SPECIAL) && t->add_bos && t->bos >= 0) rc = tokenizer__push(out, t->bos, e);
     for (size_t at = 0; at < n && !rc;) {
         struct added_match m = {.begin = n, .end = n, .id = -1};
         added_next(&t->added, &t->vocab, text, n, at, special, &m);
         if (m.begin > at && t->algorithm == ALGORITHM_BYTE_BPE)
             rc = encode_segment_bytes(&c, text + at, m.begin - at, e);
         else if (m.begin > at)
-            rc = encode_segment_spm(&c, text + at, m.begin - at, at == 0, e);
-        if (!rc && m.id >= 0) rc = push_id(out, m.id, e);
+            rc = encode_segment_spm(&c, text + at, m.begin - at,
+                                    at == 0 && !(flags & TOKENIZER__CONTINUES), e);
+        if (!rc && m.id >= 0) rc = tokenizer__push(out, m.id, e);
         at = m.end;
     }
     if (!rc && (flags & TOKENIZER_ADD_SPECIAL) && t->add_eos && t->eos >= 0)
-        rc = push_id(out, t->eos, e);
+        rc = tokenizer__push(out, t->eos, e);
     merge_scratch_deinit(&c.scratch);
     strbuf_deinit(&c.text);
     return rc;

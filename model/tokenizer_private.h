@@ -234,8 +234,15 @@ struct tokenizer {
     uint64_t fingerprint;
 };
 
+/* A flag of tokenizer_encode for our own use: the text follows other tokens, so that a model that puts a
+ * space before the first text only puts none here. */
+enum { TOKENIZER__CONTINUES = 1 << 8 };
+
 /* Mark `id` as ending a generation (once). False when the list is full. */
 bool tokenizer__add_eog(struct tokenizer *t, int id);
+
+/* Append one id. E_TOO_LONG at the limit, E_NOMEM. */
+int tokenizer__push(struct tokens *v, int id, struct err *e);
 
 /* Mark the entries whose text is a known end of turn ("<|im_end|>", "<|eot_id|>", ...). */
 void tokenizer__add_known_eog(struct tokenizer *t);
