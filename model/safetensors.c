@@ -157,7 +157,8 @@ static int compare_place(const void *a, const void *b) {
  * ended. */
 static int check_cover(struct safetensors *s, size_t from, const uint8_t *buffer, size_t bytes,
                        struct err *e) {
-    qsort(s->tensors + from, s->n_tensors - from, sizeof *s->tensors, compare_place);
+    size_t n = s->n_tensors - from;
+    if (n > 0) qsort(s->tensors + from, n, sizeof *s->tensors, compare_place);
     const uint8_t *at = buffer;
     for (size_t i = from; i < s->n_tensors; i++) {
         const struct safetensors_tensor *t = &s->tensors[i];

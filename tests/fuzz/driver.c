@@ -1,11 +1,12 @@
-/* A small main for fuzz targets where libFuzzer is not at hand (gcc, sanitizer builds, CI): replays the
- * given files, then runs seeded mutations of them. The same seed gives the same inputs everywhere.
+/* A small main for fuzz targets where libFuzzer is not at hand (gcc, sanitizer builds, CI): replays
+ * the given files, then runs seeded mutations of them. The same seed gives the same inputs
+ * everywhere.
  *
  *   driver [--runs N] [--seed S] [--start K] [--max-bytes B] [--save FILE] files...
  *
  * The work is done in a child that keeps the number of its present run in shared memory, so that a
- * crash, a sanitizer report or a hang (10 s) is told with the run that caused it and its input can be
- * written to FILE. Exit: 0 nothing found, 1 a finding, 2 usage. */
+ * crash, a sanitizer report or a hang (10 s) is told with the run that caused it and its input can
+ * be written to FILE. Exit: 0 nothing found, 1 a finding, 2 usage. */
 #include <errno.h>
 #include <signal.h>
 #include <stdint.h>
@@ -43,15 +44,45 @@ struct draws {
     uint32_t used;
 };
 
-static uint32_t draw(struct draws *d) { return rng_u32(d->seed, d->run, RNG_TEST, d->used++); }
-static size_t draw_below(struct draws *d, size_t n) { return n ? draw(d) % n : 0; }
+static uint32_t draw(struct draws *d) {
+    return rng_u32(d->seed, d->run, RNG_TEST, d->used++);
+}
+static size_t draw_below(struct draws *d, size_t n) {
+    return n ? draw(d) % n : 0;
+}
 
 /* Values that length and sign checks trip over. */
 static uint64_t draw_interesting(struct draws *d) {
-    static const uint64_t values[] = {0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256,
-                                      4095, 4096, 32767, 32768, 65535, 65536, 0x7fffffff, 0x80000000,
-                                      0xffffffff, 0x100000000, 0x7fffffffffffffff,
-                                      0x8000000000000000, 0xffffffffffffffff};
+    static const uint64_t values[] = {0,
+                                      1,
+                                      2,
+                                      3,
+                                      4,
+                                      7,
+                                      8,
+                                      15,
+                                      16,
+                                      31,
+                                      32,
+                                      63,
+                                      64,
+                                      127,
+                                      128,
+                                      255,
+                                      256,
+                                      4095,
+                                      4096,
+                                      32767,
+                                      32768,
+                                      65535,
+                                      65536,
+                                      0x7fffffff,
+                                      0x80000000,
+                                      0xffffffff,
+                                      0x100000000,
+                                      0x7fffffffffffffff,
+                                      0x8000000000000000,
+                                      0xffffffffffffffff};
     uint64_t v = values[draw_below(d, sizeof values / sizeof *values)];
     return draw(d) % 4 ? v : v + draw(d) % 5 - 2;
 }
@@ -123,7 +154,8 @@ static void mutate_once(const struct options *o, struct draws *d, struct input *
     }
 }
 
-/* The input of run `run`: first the files as they are, then mutations. `in->data` holds max_bytes. */
+/* The input of run `run`: first the files as they are, then mutations. `in->data` holds max_bytes.
+ */
 static void make_input(const struct options *o, uint64_t run, struct input *in) {
     struct draws d = {o->seed, run, 0};
     const struct input *from = &o->seeds[run < o->n_seeds ? run : draw_below(&d, o->n_seeds)];
@@ -196,8 +228,8 @@ int main(int argc, char **argv) {
     static uint8_t none;
     if (o.n_seeds == 0) o.seeds[o.n_seeds++] = (struct input){&none, 0};
 
-    volatile uint64_t *now = mmap(NULL, sizeof *now, PROT_READ | PROT_WRITE,
-                                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    volatile uint64_t *now =
+        mmap(NULL, sizeof *now, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct input in = {malloc(o.max_bytes), 0};
     if (now == MAP_FAILED || !in.data) return usage("out of memory");
     fflush(NULL);
