@@ -1,0 +1,241 @@
+#include "kernels/cpu/cpu.h"
+
+/* Products on AVX-512 with VNNI: the table, packing of activations, and quantised weights against 8-bit
+ * activations. The law of formats.h, so the bits are those of the plain and AVX2 tables.
+ *
+ * One row is bound by memory: a panel is read as two streams, prefetched ahead. Several rows share the
+ * unpacked weights, up to 8 in registers: a row costs 8 VPDPBUSD, which take their activations from
+ * memory (broadcast), and 3 or 4 float operations for 512 products. */
+
+#if defined(__x86_64__)
+#include "kernels/cpu/matmul_avx512.h"
+
+enum {
+    PREFETCH_VALUES = 4096, /* bytes ahead */
+    PREFETCH_SCALES = 1024,
+};
+
+/* One panel against one group of rows. */
+struct panel_job {
+    const uint8_t *values, *scales;
+    const struct mm_act *act; /* first record; a unit further is `rows` records further */
+    int units;
+    float *out; /* [rows][stride], 16 of `mask` */
+    size_t stride;
+    __mmask16 mask;
+};
+
+MM_INLINE __m512i offset_start(enum kern_dtype t, const struct mm_act *a, int half) {
+    switch (t) {
+    case KERN_Q8_0: return _mm512_set1_epi32(a->minus128);
+    case KERN_Q4_0: return _mm512_set1_epi32(a->minus8);
+    case KERN_Q5_0: return _mm512_set1_epi32(a->minus16);
+    case KERN_Q6_K: return _mm512_set1_epi32(a->minus32[half]);
+    default: return _mm512_setzero_si512();
+    }
+}
+
+MM_INLINE __m512i dot_groups(__m512i dot, const __m512i *w, const int8_t *q, int n) {
+    for (int g = 0; g < n; g++) {
+        int32_t four;
+        memcpy(&four, q + 4 * g, 4);
+        dot = _mm512_dpbusd_epi32(dot, w[g], _mm512_set1_epi32(four));
+    }
+    return dot;
+}
+
+MM_INLINE void quant_panel(enum kern_dtype t, int rows, const struct panel_job *j) {
+    const struct mm_act *act = j->act;
+    const uint8_t *values = j->values;
+    const bool has_min = t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K;
+    const int scale_bytes = t >= KERN_Q4_K ? 40 : mm_record_bytes(t);
+    __m512 acc[MM_GROUP];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
+    for (int u = 0; u < j->units; u++) {
+        for (int i = 0; i < mm_value_bytes(t); i += 64)
+            _mm_prefetch((const char *)values + PREFETCH_VALUES + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)j->scales + u * scale_bytes + PREFETCH_SCALES, _MM_HINT_T0);
+        __m512i w[8];
+        __m512 dw[2], mw;
+        mm_load_values(t, values, w);
+        mm_load_scales(t, j->scales, u, dw, &mw);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const struct mm_act *a = act + r;
+            const __m512 da = _mm512_set1_ps(a->da);
+            if (t == KERN_Q6_K) {
+                __m512i d0 = dot_groups(offset_start(t, a, 0), w, a->q, 4);
+                __m512i d1 = dot_groups(offset_start(t, a, 1), w + 4, a->q + 16, 4);
+                acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d0), _mm512_mul_ps(dw[0], da), acc[r]);
+                acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(d1), _mm512_mul_ps(dw[1], da), acc[r]);
+            } else {
+                __m512i dot = dot_groups(offset_start(t, a, 0), w, a->q, 8);
+                acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(dw[0], da), acc[r]);
+                if (has_min) acc[r] = _mm512_fmadd_ps(mw, _mm512_set1_ps(a->sa), acc[r]);
+            }
+        }
+        act += rows;
+        values += mm_value_bytes(t);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        _mm512_mask_storeu_ps(j->out + (size_t)r * j->stride, j->mask, acc[r]);
+}
+
+typedef void panel_fn(const struct panel_job *j);
+
+#define PANEL(type, rows)                                                                          \
+    static void panel_##type##_##rows(const struct panel_job *j) {                                 \
+        quant_panel(KERN_##type, rows, j);                                                         \
+    }
+#define PANELS(type)                                                                               \
+    PANEL(type, 1) PANEL(type, 2) PANEL(type, 3) PANEL(type, 4)                                    \
+    PANEL(type, 5) PANEL(type, 6) PANEL(type, 7) PANEL(type, 8)
+PANELS(Q8_0)
+PANELS(Q4_0)
+PANELS(Q4_1)
+PANELS(Q5_0)
+PANELS(Q5_1)
+PANELS(Q4_K)
+PANELS(Q5_K)
+PANELS(Q6_K)
+
+#define PANEL_ROW(type)                                                                            \
+    [KERN_##type] = {NULL, panel_##type##_1, panel_##type##_2, panel_##type##_3, panel_##type##_4, \
+                     panel_##type##_5, panel_##type##_6, panel_##type##_7, panel_##type##_8}
+static panel_fn *const panel_fns[KERN_N_DTYPES][MM_GROUP + 1] = {
+    PANEL_ROW(Q8_0), PANEL_ROW(Q4_0), PANEL_ROW(Q4_1), PANEL_ROW(Q5_0),
+    PANEL_ROW(Q5_1), PANEL_ROW(Q4_K), PANEL_ROW(Q5_K), PANEL_ROW(Q6_K),
+};
+
+static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act *act, float *out,
+                         size_t out_stride, int begin, int end) {
+    size_t panel_bytes = cpu_panel_bytes(w->dtype, w->cols, MM_PANEL);
+    size_t scales = cpu_panel_scales(w->dtype, w->cols, MM_PANEL);
+    struct panel_job j = {.units = mm_units(w->cols), .stride = out_stride};
+    for (int p = begin; p < end; p++) {
+        int left = w->rows - p * MM_PANEL;
+        j.mask = (__mmask16)(left >= MM_PANEL ? 0xffff : (1u << left) - 1);
+        j.values = (const uint8_t *)w->data + (size_t)p * panel_bytes;
+        j.scales = j.values + scales;
+        for (int r = 0; r < n; r += MM_GROUP) {
+            int rows = n - r < MM_GROUP ? n - r : MM_GROUP;
+            j.act = act + (size_t)r * (size_t)j.units;
+            j.out = out + (size_t)r * out_stride + (size_t)p * MM_PANEL;
+            panel_fns[w->dtype][rows](&j);
+        }
+    }
+}
+
+/* ---- Activations --------------------------------------------------------------------------- */
+
+static size_t records_bytes(int n, int cols) {
+    return (size_t)n * (size_t)mm_units(cols) * sizeof(struct mm_act);
+}
+
+static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int cols) {
+    if (cls == CPU_PROMPT && c->amx) return cpu_mm_amx_act_bytes(n, cols);
+    return records_bytes(n, cols) + (size_t)n * (size_t)mm_units(cols) * MM_UNIT * sizeof(float);
+}
+
+/* The law's quantisation of 32 activations. */
+static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    /* As integers, so that NaN wins over everything. */
+    __m512i m0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
+    __m512i m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
+    uint32_t bits = (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1));
+    float amax = half_bits_to_f32(bits);
+    memset(a, 0, sizeof *a);
+    if (bits >= 0x7f800000u || amax < 0x1p-100f) {
+        a->da = a->sa = bits >= 0x7f800000u ? half_bits_to_f32(0x7fc00000u) : 0.f;
+        return;
+    }
+    __m512 id = _mm512_set1_ps(127.f / amax);
+    /* The conversion rounds half to even, as the law asks. */
+    __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, id));
+    __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, id));
+    int32_t half0 = _mm512_reduce_add_epi32(q0), half1 = _mm512_reduce_add_epi32(q1);
+    _mm_store_si128((__m128i *)(void *)a->q, _mm512_cvtepi32_epi8(q0));
+    _mm_store_si128((__m128i *)(void *)(a->q + 16), _mm512_cvtepi32_epi8(q1));
+    int32_t sum = half0 + half1;
+    a->da = amax / 127.f;
+    a->sa = a->da * (float)sum;
+    a->minus8 = -8 * sum;
+    a->minus16 = -16 * sum;
+    a->minus128 = -128 * sum;
+    a->minus32[0] = -32 * half0;
+    a->minus32[1] = -32 * half1;
+}
+
+static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
+                    const float *x) {
+    if (cls == CPU_PROMPT && c->amx) {
+        cpu_mm_amx_act_row(act, r, cols, x);
+        return;
+    }
+    int units = mm_units(cols), group = r / MM_GROUP * MM_GROUP;
+    int step = n - group < MM_GROUP ? n - group : MM_GROUP;
+    struct mm_act *a = (struct mm_act *)act + (size_t)group * (size_t)units + (r - group);
+    float *copy = (float *)(void *)((uint8_t *)act + records_bytes(n, cols)) +
+                  (size_t)r * (size_t)units * MM_UNIT;
+    for (int u = 0; u < units; u++, a += step) {
+        int left = cols - u * MM_UNIT;
+        __mmask32 mask = left >= MM_UNIT ? 0xffffffffu : (1u << left) - 1;
+        __m512 x0 = _mm512_maskz_loadu_ps((__mmask16)mask, x + u * MM_UNIT);
+        __m512 x1 = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + u * MM_UNIT + 16);
+        pack_record(x0, x1, a);
+        _mm512_store_ps(copy + u * MM_UNIT, x0);
+        _mm512_store_ps(copy + u * MM_UNIT + 16, x1);
+    }
+}
+
+/* ---- The table ----------------------------------------------------------------------------- */
+
+static size_t weight_bytes(enum kern_dtype t, int rows, int cols) {
+    return cpu_format_weight_bytes(t, rows, cols, MM_PANEL);
+}
+
+static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin, int end) {
+    cpu_format_pack(w, dst, src, MM_PANEL, begin, end);
+}
+
+static void weight_row(const struct kern_weight *w, int row, float *out) {
+    cpu_format_row(w, MM_PANEL, row, out);
+}
+
+static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
+                   const void *act, float *out, int out_stride, int out_offset, void *scratch,
+                   int idx, int n_threads) {
+    if (n <= 0) return;
+    out += out_offset;
+    if (cls == CPU_PROMPT && c->amx) {
+        cpu_mm_amx(n, w, act, out, (size_t)out_stride, scratch, idx, n_threads);
+        return;
+    }
+    int begin, end;
+    threads_split(mm_panels(w->rows), 1, idx, n_threads, &begin, &end);
+    if (cpu_format_is_float(w->dtype)) {
+        const float *x = (const float *)(const void *)((const uint8_t *)act + records_bytes(n, w->cols));
+        cpu_mm512_float(n, w, x, (size_t)mm_units(w->cols) * MM_UNIT, out, (size_t)out_stride, begin,
+                        end);
+    } else {
+        quant_matmul(n, w, act, out, (size_t)out_stride, begin, end);
+    }
+}
+
+const struct cpu_matmul_isa cpu_matmul_avx512 = {
+    .weight_bytes = weight_bytes,
+    .panel_rows = MM_PANEL,
+    .weight_pack = weight_pack,
+    .weight_row = weight_row,
+    .act_bytes = act_bytes,
+    .act_row = act_row,
+    .matmul = matmul,
+};
+
+#else
+/* Never reached: isa.c finds no avx512 table elsewhere. */
+typedef int cpu_matmul_avx512_is_for_x86;
+#endif
