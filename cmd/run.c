@@ -1,0 +1,162 @@
+/* `tandem run`: one prompt, one answer, in this process. The same engine as the server's, without the socket. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "cmd/cmd.h"
+#include "cmd/engine_flags.h"
+#include "cmd/sampling_flags.h"
+#include "cmd/text.h"
+
+/* The step thread rings; this thread waits. */
+struct bell {
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    int rung;
+};
+
+static void bell_ring(void *arg) {
+    struct bell *b = arg;
+    pthread_mutex_lock(&b->mutex);
+    b->rung = 1;
+    pthread_cond_signal(&b->cond);
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static void bell_wait(struct bell *b) {
+    pthread_mutex_lock(&b->mutex);
+    while (!b->rung) pthread_cond_wait(&b->cond, &b->mutex);
+    b->rung = 0;
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static volatile sig_atomic_t interrupted;
+static struct bell *interrupt_bell;
+static void on_interrupt(int sig) {
+    (void)sig;
+    interrupted = 1;
+}
+
+/* A signal handler may not take a mutex, so a thread waits for the signal and rings. */
+static void *interrupt_main(void *arg) {
+    sigset_t *set = arg;
+    int sig;
+    while (sigwait(set, &sig) == 0) {
+        on_interrupt(sig);
+        bell_ring(interrupt_bell);
+    }
+    return NULL;
+}
+
+static int make_prompt(struct tokens *out, const struct engine *g, const struct strbuf *text,
+                       const char *system, bool raw, struct err *e) {
+    const struct tokenizer *t = engine_tokenizer(g);
+    if (raw) return tokenizer_encode(t, text->data, text->n, TOKENIZER_ADD_SPECIAL, out, e);
+    if (!engine_chat(g))
+        return err_raise(e, E_UNSUPPORTED, "%s (use --raw, or --chat-template NAME)", engine_chat_error(g));
+    struct chat_message m[2];
+    size_t n = 0;
+    if (system) m[n++] = (struct chat_message){"system", system, strlen(system)};
+    m[n++] = (struct chat_message){"user", text->data, text->n};
+    return chat_render(engine_chat(g), t, m, n, true, out, e);
+}
+
+static void print_summary(const struct engine_progress *p, const struct engine *g) {
+    double prompt_s = (double)(p->first_token_ns - p->submitted_ns) / 1e9;
+    double decode_s = (double)(p->finished_ns - p->first_token_ns) / 1e9;
+    log_info("%d prompt tokens in %.0f ms (%.0f tokens/s), time to first token %.0f ms", p->n_prompt,
+             prompt_s * 1e3, p->n_prompt / (prompt_s > 0 ? prompt_s : 1), prompt_s * 1e3);
+    if (p->n_tokens > 1 && decode_s > 0)
+        log_info("%d tokens, %.1f tokens/s (%.2f ms each), finish: %s, seed %llu", p->n_tokens,
+                 (p->n_tokens - 1) / decode_s, decode_s * 1e3 / (p->n_tokens - 1),
+                 engine_finish_name(p->finish), (unsigned long long)p->seed);
+    (void)g;
+}
+
+/* Stream the answer to stdout until it is finished; the exit code. */
+static int stream(struct engine *g, struct engine_request *r, struct bell *bell,
+                  const struct verify_params *params, bool special, struct err *e) {
+    struct verify_text text;
+    struct strbuf sink = {0};
+    struct engine_progress p;
+    int rc = verify_text_init(&text, engine_tokenizer(g), params, special, e), done = 0;
+    if (rc) return rc;
+    do {
+        bell_wait(bell);
+        if (interrupted) engine_cancel(g, r);
+        engine_poll(r, &p);
+        for (; done < p.n_tokens; done++) verify_text_push(&text, p.tokens[done], &sink);
+        if (p.finish) verify_text_finish(&text, &sink);
+        if (sink.n) fwrite(sink.data, 1, sink.n, stdout);
+        fflush(stdout);
+        strbuf_clear(&sink);
+    } while (!p.finish);
+    putchar('\n');
+    if (p.finish == ENGINE_FAILED) rc = err_raise(e, p.error_code, "%s", p.error);
+    else print_summary(&p, g);
+    verify_text_deinit(&text);
+    strbuf_deinit(&sink);
+    return rc;
+}
+
+int cmd_run(int argc, char **argv) {
+    struct engine_flags f;
+    struct sampling_flags s;
+    const char *file = NULL, *system = NULL;
+    bool raw = false, special = false;
+    engine_flags_init(&f);
+    sampling_flags_init(&s);
+    f.o.max_seqs = 1;
+    const struct option table[] = {
+        ENGINE_FLAGS(&f),
+        {OPTION_GROUP, "Prompt", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
+        {OPTION_STRING, "file", NULL, 'f', &file, "PATH", 0, 0, "take the prompt from a file", NULL},
+        {OPTION_STRING, "system", "system-prompt", 0, &system, "TEXT", 0, 0, "system message",
+         "the template's own"},
+        {OPTION_FLAG, "raw", "no-conversation", 0, &raw, NULL, 0, 0, "no chat template: complete the text",
+         NULL},
+        {OPTION_FLAG, "special", NULL, 0, &special, NULL, 0, 0, "show control tokens", NULL},
+        SAMPLING_FLAGS(&s),
+        {0},
+    };
+    struct options o = {.command = "run",
+                        .usage = "tandem run -m MODEL [PROMPT | -f FILE | < FILE] [options]",
+                        .about = "Answer one prompt. The answer goes to stdout, timings to stderr.",
+                        .table = table,
+                        .max_words = 1};
+    int rc = options_parse(&o, argc, argv);
+    if (rc < 0) rc = engine_flags_finish(&f, &o);
+    if (rc < 0) rc = sampling_flags_finish(&s, &o);
+    if (rc >= 0) return rc;
+
+    struct err e = {0};
+    struct strbuf text = {0};
+    struct tokens ids = {0};
+    struct engine *g = NULL;
+    struct bell bell = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
+    struct engine_request *r = NULL;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before any thread starts, so that all inherit it */
+    rc = cmd_text(&text, o.n_words ? o.words[0] : NULL, file, &e);
+    if (!rc) rc = cmd_open_engine(&g, &f.o, &e);
+    if (!rc) rc = make_prompt(&ids, g, &text, system, raw, &e);
+    interrupt_bell = &bell;
+    pthread_t waiter;
+    if (!rc && pthread_create(&waiter, NULL, interrupt_main, &set) == 0) pthread_detach(waiter);
+    if (!rc) {
+        struct engine_submit_options so = {.params = s.params, .prompt = ids.ids, .n_prompt = (int)ids.n,
+                                           .notify = bell_ring, .notify_arg = &bell};
+        rc = engine_submit(g, &so, &r, &e);
+    }
+    if (!rc) rc = stream(g, r, &bell, &s.params, special, &e);
+    if (r) engine_release(g, r);
+    if (g) engine_close(g);
+    tokens_deinit(&ids);
+    strbuf_deinit(&text);
+    return rc ? cmd_fail(&e) : 0;
+}
