@@ -7,15 +7,38 @@
 const struct cpu_isa cpu_isa_reference = {
     .name = "reference",
     .matmul = &cpu_matmul_reference,
+    .rowwise = &cpu_rowwise_reference,
+    .attn = &cpu_attn_reference,
 };
 
 const struct cpu_isa cpu_isa_plain = {
     .name = "plain",
     .matmul = &cpu_matmul_plain,
+    .rowwise = &cpu_rowwise_plain,
+    .attn = &cpu_attn_plain,
 };
+
+#if defined(__x86_64__)
+static const struct cpu_isa isa_avx2 = {
+    .name = "avx2",
+    .matmul = &cpu_matmul_avx2,
+    .rowwise = &cpu_rowwise_avx2,
+    .attn = &cpu_attn_avx2,
+};
+static const struct cpu_isa isa_avx512 = {
+    .name = "avx512",
+    .matmul = &cpu_matmul_avx512,
+    .rowwise = &cpu_rowwise_avx512,
+    .attn = &cpu_attn_avx512,
+};
+#endif
 
 static const struct cpu_isa *const linked[] = {
     &cpu_isa_plain,
+#if defined(__x86_64__)
+    &isa_avx2,
+    &isa_avx512,
+#endif
 };
 
 const struct cpu_isa *cpu_isa_find(const char *name) {
