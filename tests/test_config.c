@@ -1,0 +1,662 @@
+/* model/config and model/rope: real configs of every family read back number by number; then one
+ * key is changed at a time and the error must name it. Rope frequencies against a table made by
+ * tests/golden/make_rope.py, to a few units in the last place of f32: a scaling that is left out or
+ * mixed up is off by far more. */
+#include "tests/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/err.h"
+#include "model/config.h"
+#include "tests/gguf_builder.h"
+
+/* ---- config.json -------------------------------------------------------------------------------
+ */
+
+enum base { LLAMA32, MISTRAL, QWEN25, QWEN3, SMOLLM3 };
+
+static const char *const bases[] = {
+    [LLAMA32] =
+        "{'architectures':['LlamaForCausalLM'],'attention_bias':false,'mlp_bias':false,"
+        "'hidden_act':'silu','hidden_size':2048,'intermediate_size':8192,'head_dim':64,"
+        "'max_position_embeddings':131072,'model_type':'llama','num_attention_heads':32,"
+        "'num_hidden_layers':16,'num_key_value_heads':8,'rms_norm_eps':1e-05,'rope_scaling':{"
+        "'factor':32.0,'high_freq_factor':4.0,'low_freq_factor':1.0,"
+        "'original_max_position_embeddings':8192,'rope_type':'llama3'},'rope_theta':500000.0,"
+        "'tie_word_embeddings':true,'torch_dtype':'bfloat16','vocab_size':128256}",
+    [MISTRAL] = "{'architectures':['MistralForCausalLM'],'hidden_act':'silu','hidden_size':4096,"
+                "'intermediate_size':14336,'max_position_embeddings':32768,'model_type':'mistral',"
+                "'num_attention_heads':32,'num_hidden_layers':32,'num_key_value_heads':8,"
+                "'rms_norm_eps':1e-05,'rope_theta':10000.0,'sliding_window':4096,"
+                "'tie_word_embeddings':false,'vocab_size':32000}",
+    [QWEN25] = "{'architectures':['Qwen2ForCausalLM'],'hidden_act':'silu','hidden_size':896,"
+               "'intermediate_size':4864,'max_position_embeddings':32768,'max_window_layers':21,"
+               "'model_type':'qwen2','num_attention_heads':14,'num_hidden_layers':24,"
+               "'num_key_value_heads':2,'rms_norm_eps':1e-06,'rope_theta':1000000.0,"
+               "'sliding_window':32768,'tie_word_embeddings':true,'use_sliding_window':false,"
+               "'vocab_size':151936}",
+    [QWEN3] = "{'architectures':['Qwen3ForCausalLM'],'attention_bias':false,'head_dim':128,"
+              "'hidden_act':'silu','hidden_size':1024,'intermediate_size':3072,"
+              "'max_position_embeddings':40960,'max_window_layers':28,'model_type':'qwen3',"
+              "'num_attention_heads':16,'num_hidden_layers':28,'num_key_value_heads':8,"
+              "'rms_norm_eps':1e-06,'rope_scaling':null,'rope_theta':1000000,'sliding_window':null,"
+              "'tie_word_embeddings':true,'use_sliding_window':false,'vocab_size':151936}",
+    [SMOLLM3] =
+        "{'architectures':['SmolLM3ForCausalLM'],'attention_bias':false,'hidden_act':'silu',"
+        "'hidden_size':2048,'intermediate_size':11008,'max_position_embeddings':65536,"
+        "'mlp_bias':false,'model_type':'smollm3','no_rope_layer_interval':4,"
+        "'no_rope_layers':[1,1,1,0,1,1,1,0],'num_attention_heads':16,'num_hidden_layers':8,"
+        "'num_key_value_heads':4,'rms_norm_eps':1e-06,'rope_theta':5000000.0,"
+        "'sliding_window':null,'use_sliding_window':false,'vocab_size':128256}",
+};
+
+/* JSON with ' for ". */
+static json_t *parse(const char *text) {
+    char buf[2048];
+    size_t n = strlen(text);
+    assert_true(n < sizeof buf);
+    for (size_t i = 0; i <= n; i++) buf[i] = text[i] == '\'' ? '"' : text[i];
+    json_error_t why;
+    json_t *v = json_loads(buf, 0, &why);
+    if (!v) fail_msg("%s: %s", text, why.text);
+    return v;
+}
+
+/* The base with `change` laid over it; a value of 'GONE' removes the key. */
+static int read_json(struct model_config *c, enum base base, const char *change, struct err *e) {
+    json_t *obj = parse(bases[base]), *over = parse(change), *value;
+    const char *key;
+    json_object_foreach(over, key, value) {
+        const char *s = json_string_value(value);
+        if (s && strcmp(s, "GONE") == 0) json_object_del(obj, key);
+        else json_object_set(obj, key, value);
+    }
+    char *text = json_dumps(obj, 0);
+    size_t n = strlen(text);
+    char *exact = malloc(n); /* no NUL behind: a reader that wants one is caught */
+    memcpy(exact, text, n);
+    int rc = model_config_from_json(c, exact, n, e);
+    free(exact);
+    free(text);
+    json_decref(obj);
+    json_decref(over);
+    return rc;
+}
+
+static void test_config_json_families(void) {
+    struct model_config c;
+    struct err e = {0};
+    assert_ok(read_json(&c, LLAMA32, "{}", &e), e);
+    assert_string_equal(c.arch, "llama");
+    assert_int_equal(c.n_layers, 16);
+    assert_int_equal(c.hidden, 2048);
+    assert_int_equal(c.ffn, 8192);
+    assert_int_equal(c.n_heads, 32);
+    assert_int_equal(c.n_kv_heads, 8);
+    assert_int_equal(c.head_dim, 64);
+    assert_int_equal(c.vocab, 128256);
+    assert_int_equal(c.context, 131072);
+    assert_int_equal(c.rope_scaling, ROPE_LLAMA3);
+    assert_int_equal(c.rope_original_context, 8192);
+    assert_near(c.rope_factor, 32, 0);
+    assert_near(c.rope_base, 500000, 0);
+    assert_near(c.norm_eps, 1e-5f, 0);
+    assert_true(c.tied && !c.qkv_bias && !c.qk_norm && !c.rope_interleaved);
+
+    assert_ok(read_json(&c, QWEN25, "{}", &e), e);
+    assert_string_equal(c.arch, "qwen2");
+    assert_true(c.qkv_bias && !c.qk_norm);
+    assert_int_equal(c.head_dim, 64);
+    assert_int_equal(c.context, 32768);
+
+    assert_ok(read_json(&c, QWEN3, "{}", &e), e);
+    assert_true(c.qk_norm && !c.qkv_bias);
+    assert_int_equal(c.head_dim, 128); /* not 1024 / 16 */
+    assert_ok(read_json(&c, QWEN3, "{'head_dim':'GONE'}", &e), e);
+    assert_int_equal(c.head_dim, 128); /* its class's own default */
+    assert_ok(read_json(&c, LLAMA32, "{'head_dim':null}", &e), e);
+    assert_int_equal(c.head_dim, 64);
+    assert_ok(read_json(&c, LLAMA32, "{'num_key_value_heads':'GONE'}", &e), e);
+    assert_int_equal(c.n_kv_heads, 32);
+
+    assert_ok(read_json(&c, SMOLLM3, "{}", &e), e);
+    static const uint8_t skip[8] = {0, 0, 0, 1, 0, 0, 0, 1};
+    assert_memory_equal(c.rope_skip, skip, 8);
+    assert_true(c.tied); /* the class's default, the key is absent */
+    assert_ok(read_json(&c, SMOLLM3, "{'no_rope_layers':'GONE'}", &e), e);
+    assert_memory_equal(c.rope_skip, skip, 8);
+    assert_ok(read_json(&c, SMOLLM3, "{'no_rope_layers':[0,1,1,1,1,1,1,1]}", &e), e);
+    assert_int_equal(c.rope_skip[0], 1);
+    assert_int_equal(c.rope_skip[3], 0);
+    assert_ok(read_json(&c, SMOLLM3, "{'no_rope_layers':null,'no_rope_layer_interval':2}", &e), e);
+    assert_int_equal(c.rope_skip[1], 1);
+}
+
+static void test_config_json_windows(void) {
+    static const struct {
+        enum base base;
+        const char *change;
+        int context;
+    } cases[] = {
+        {MISTRAL, "{}", 4096},                       /* v0.1: the context ends at the window */
+        {MISTRAL, "{'sliding_window':null}", 32768}, /* v0.2 and later */
+        {MISTRAL, "{'sliding_window':'GONE'}", 4096},
+        {MISTRAL, "{'sliding_window':65536}", 32768},
+        {QWEN25, "{'sliding_window':1024}", 32768}, /* not in use */
+        {QWEN25, "{'sliding_window':1024,'use_sliding_window':true}", 1024},
+        {QWEN25, "{'sliding_window':1024,'use_sliding_window':true,'max_window_layers':24}", 32768},
+        {QWEN3, "{'layer_types':['full_attention','full_attention']}", 40960},
+        {QWEN3,
+         "{'layer_types':['full_attention','sliding_attention'],'sliding_window':2048,"
+         "'use_sliding_window':true}",
+         2048},
+        {SMOLLM3, "{'sliding_window':512,'use_sliding_window':true}", 512},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct err e = {0};
+        assert_ok(read_json(&c, cases[i].base, cases[i].change, &e), e);
+        if (c.context != cases[i].context)
+            fail_msg("%s: context %d, wanted %d", cases[i].change, c.context, cases[i].context);
+    }
+}
+
+static void test_config_json_rope(void) {
+    struct model_config c;
+    struct err e = {0};
+    assert_ok(read_json(&c, QWEN25,
+                        "{'rope_scaling':{'type':'yarn','factor':4.0,"
+                        "'original_max_position_embeddings':32768}}",
+                        &e),
+              e);
+    assert_int_equal(c.rope_scaling, ROPE_YARN);
+    assert_int_equal(c.context, 131072);
+    assert_near(c.rope_attention_factor, 1.138629436111989, 1e-12);
+    /* mscale and mscale_all_dim as DeepSeek has them, attention_factor before both. */
+    assert_ok(read_json(&c, QWEN25,
+                        "{'rope_scaling':{'rope_type':'yarn','factor':40,'mscale':0.8,"
+                        "'mscale_all_dim':1.2,'original_max_position_embeddings':4096}}",
+                        &e),
+              e);
+    assert_near(c.rope_attention_factor, 0.897720452428813, 1e-12);
+    assert_ok(read_json(&c, QWEN25,
+                        "{'rope_scaling':{'rope_type':'yarn','factor':40,'mscale':1.0,"
+                        "'mscale_all_dim':1.0,'original_max_position_embeddings':4096}}",
+                        &e),
+              e);
+    assert_near(c.rope_attention_factor, 1, 0);
+    assert_ok(read_json(&c, QWEN25,
+                        "{'rope_scaling':{'rope_type':'yarn','factor':4,'attention_factor':0.9,"
+                        "'mscale':0.8,'mscale_all_dim':1.2,'beta_fast':16,'beta_slow':0}}",
+                        &e),
+              e);
+    assert_near(c.rope_attention_factor, 0.9, 0);
+    assert_near(c.rope_beta_fast, 16, 0);
+    assert_near(c.rope_beta_slow, 1, 0);
+    assert_int_equal(c.rope_original_context, 32768); /* max_position_embeddings */
+    /* No factor: positions over original. */
+    assert_ok(read_json(&c, QWEN25,
+                        "{'rope_scaling':{'rope_type':'yarn','factor':null,"
+                        "'original_max_position_embeddings':8192}}",
+                        &e),
+              e);
+    assert_near(c.rope_factor, 4, 0);
+    assert_ok(
+        read_json(&c, LLAMA32,
+                  "{'max_position_embeddings':4096,'rope_scaling':{'type':'linear','factor':4}}",
+                  &e),
+        e);
+    assert_int_equal(c.rope_scaling, ROPE_LINEAR);
+    assert_int_equal(c.context, 16384);
+    /* The newer form, flat and one object per kind of layer. */
+    assert_ok(
+        read_json(&c, LLAMA32,
+                  "{'rope_scaling':'GONE','rope_theta':'GONE','rope_parameters':{'factor':8.0,"
+                  "'high_freq_factor':4.0,'low_freq_factor':1.0,'rope_theta':250000.0,"
+                  "'original_max_position_embeddings':8192,'rope_type':'llama3'}}",
+                  &e),
+        e);
+    assert_int_equal(c.rope_scaling, ROPE_LLAMA3);
+    assert_near(c.rope_base, 250000, 0);
+    assert_ok(read_json(&c, QWEN3,
+                        "{'rope_theta':'GONE','rope_parameters':{'full_attention':{"
+                        "'rope_type':'default','rope_theta':123456}}}",
+                        &e),
+              e);
+    assert_int_equal(c.rope_scaling, ROPE_NONE);
+    assert_near(c.rope_base, 123456, 0);
+    assert_ok(read_json(&c, SMOLLM3, "{'rope_theta':'GONE'}", &e), e);
+    assert_near(c.rope_base, 2000000, 0);
+}
+
+static const struct {
+    enum base base;
+    const char *change;
+    int code;
+    const char *text;
+} json_lies[] = {
+    {LLAMA32, "{'architectures':['MixtralForCausalLM']}", E_UNSUPPORTED,
+     "MixtralForCausalLM is not"},
+    {LLAMA32, "{'architectures':['Qwen3MoeForCausalLM']}", E_UNSUPPORTED, "mixture-of-experts"},
+    {LLAMA32, "{'architectures':['Gemma3ForCausalLM']}", E_UNSUPPORTED, "GeGLU"},
+    {LLAMA32, "{'architectures':['FalconH1ForCausalLM']}", E_UNSUPPORTED, "recurrent state"},
+    {LLAMA32, "{'architectures':['Qwen3NextForCausalLM']}", E_UNSUPPORTED, "linear attention"},
+    {LLAMA32, "{'architectures':['Mamba2ForCausalLM']}", E_UNSUPPORTED, "recurrent state"},
+    {LLAMA32, "{'architectures':['Qwen2_5_VLForConditionalGeneration']}", E_UNSUPPORTED, "images"},
+    {LLAMA32, "{'architectures':['WhoKnows']}", E_UNSUPPORTED, "WhoKnows is not supported"},
+    {LLAMA32, "{'architectures':'GONE','model_type':'gemma2'}", E_UNSUPPORTED, "gemma2"},
+    {LLAMA32, "{'architectures':'GONE','model_type':'GONE'}", E_FORMAT, "neither architectures"},
+    {LLAMA32, "{'attention_bias':true}", E_UNSUPPORTED, "attention_bias is true"},
+    {QWEN3, "{'attention_bias':true}", E_UNSUPPORTED, "attention_bias is true"},
+    {LLAMA32, "{'mlp_bias':true}", E_UNSUPPORTED, "mlp_bias is true"},
+    {LLAMA32, "{'hidden_act':'gelu'}", E_UNSUPPORTED, "hidden_act is \"gelu\""},
+    {LLAMA32, "{'num_local_experts':8}", E_UNSUPPORTED, "num_local_experts"},
+    {LLAMA32, "{'partial_rotary_factor':0.5}", E_UNSUPPORTED, "partial_rotary_factor"},
+    {LLAMA32, "{'quantization_config':{'quant_method':'gptq'}}", E_UNSUPPORTED, "gptq"},
+    {LLAMA32, "{'hidden_size':'GONE'}", E_FORMAT, "hidden_size is missing"},
+    {LLAMA32, "{'hidden_size':null}", E_FORMAT, "hidden_size is missing"},
+    {LLAMA32, "{'hidden_size':'2048'}", E_FORMAT, "hidden_size: a string, expected a number"},
+    {LLAMA32, "{'hidden_size':-1}", E_FORMAT, "hidden_size: -1 is outside"},
+    {LLAMA32, "{'hidden_size':2048.5}", E_FORMAT, "hidden_size: 2048.5 is no integer"},
+    {LLAMA32, "{'num_hidden_layers':257}", E_FORMAT, "num_hidden_layers: 257 is outside"},
+    {LLAMA32, "{'num_hidden_layers':0}", E_FORMAT, "num_hidden_layers: 0 is outside"},
+    {LLAMA32, "{'num_attention_heads':0}", E_FORMAT, "num_attention_heads"},
+    {LLAMA32, "{'num_attention_heads':9223372036854775807}", E_FORMAT, "num_attention_heads"},
+    {LLAMA32, "{'num_key_value_heads':5}", E_FORMAT, "32 query heads are no multiple of 5"},
+    {LLAMA32, "{'num_key_value_heads':64}", E_FORMAT, "number of KV heads is 64, outside 1..32"},
+    {LLAMA32, "{'num_attention_heads':128,'num_key_value_heads':1}", E_UNSUPPORTED,
+     "128 query heads"},
+    {QWEN25, "{'num_attention_heads':13}", E_FORMAT, "no multiple of num_attention_heads 13"},
+    {LLAMA32, "{'head_dim':63}", E_FORMAT, "rope dimension 63 is odd"},
+    {LLAMA32, "{'head_dim':512}", E_FORMAT, "head_dim: 512 is outside"},
+    {LLAMA32, "{'vocab_size':2000000}", E_FORMAT, "vocab_size: 2000000 is outside"},
+    {LLAMA32, "{'max_position_embeddings':0}", E_FORMAT, "max_position_embeddings"},
+    {LLAMA32, "{'rms_norm_eps':0}", E_FORMAT, "rms_norm_eps: 0 is outside"},
+    {LLAMA32, "{'rope_theta':1}", E_FORMAT, "rope base is 1"},
+    {LLAMA32, "{'tie_word_embeddings':1}", E_FORMAT,
+     "tie_word_embeddings: a number, expected a bool"},
+    {LLAMA32, "{'rope_scaling':[]}", E_FORMAT, "rope_scaling: an array, expected an object"},
+    {LLAMA32, "{'rope_scaling':{'type':'dynamic','factor':2}}", E_UNSUPPORTED, "\"dynamic\""},
+    {LLAMA32, "{'rope_scaling':{'rope_type':'longrope'}}", E_UNSUPPORTED, "\"longrope\""},
+    {LLAMA32, "{'rope_scaling':{'type':'linear'}}", E_FORMAT, "factor is missing"},
+    {LLAMA32, "{'rope_scaling':{'type':'linear','factor':0}}", E_FORMAT, "factor: 0 is outside"},
+    {LLAMA32, "{'rope_scaling':{'factor':2}}", E_FORMAT, "neither rope_type nor type"},
+    {LLAMA32, "{'rope_scaling':{'type':3}}", E_FORMAT, "type: a number, expected a string"},
+    {LLAMA32,
+     "{'rope_scaling':{'rope_type':'llama3','factor':8,'low_freq_factor':4,'high_freq_factor':4}}",
+     E_FORMAT, "high_freq_factor 4 is not above"},
+    {LLAMA32, "{'rope_scaling':{'rope_type':'llama3','factor':8,'low_freq_factor':1}}", E_FORMAT,
+     "high_freq_factor is missing"},
+    {QWEN25, "{'rope_scaling':{'type':'yarn','factor':4,'beta_fast':1,'beta_slow':2}}", E_FORMAT,
+     "YaRN beta_fast"},
+    {QWEN25, "{'rope_scaling':{'type':'yarn','factor':4,'truncate':false}}", E_UNSUPPORTED,
+     "truncate"},
+    {QWEN3, "{'layer_types':['linear_attention']}", E_UNSUPPORTED, "\"linear_attention\""},
+    {QWEN3, "{'layer_types':['sliding_attention']}", E_UNSUPPORTED, "sliding_window is off"},
+    {QWEN3, "{'layer_types':7}", E_FORMAT, "layer_types: a number"},
+    {SMOLLM3, "{'no_rope_layers':[1,0]}", E_FORMAT, "no_rope_layers: no list of 8 layers"},
+    {SMOLLM3, "{'no_rope_layers':[1,1,1,2,1,1,1,1]}", E_FORMAT, "element 3"},
+};
+
+static void test_config_json_names_every_lie(void) {
+    for (size_t i = 0; i < sizeof json_lies / sizeof *json_lies; i++) {
+        struct model_config c;
+        struct err e = {0};
+        int rc = read_json(&c, json_lies[i].base, json_lies[i].change, &e);
+        if (rc != json_lies[i].code || !strstr(e.message, json_lies[i].text))
+            fail_msg("%s: %s \"%s\", wanted %s with \"%s\"", json_lies[i].change, err_name(rc),
+                     e.message, err_name(json_lies[i].code), json_lies[i].text);
+    }
+}
+
+static void test_config_json_syntax(void) {
+    static const char *const texts[] = {
+        "", "{", "[]", "7", "{\"a\":1,\"a\":2}", "{}x", "{\"a\":1e999}"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct model_config c;
+        struct err e = {0};
+        assert_int_equal(model_config_from_json(&c, texts[i], strlen(texts[i]), &e), E_FORMAT);
+    }
+    json_t *obj = parse(bases[QWEN3]);
+    char *text = json_dumps(obj, 0);
+    for (size_t n = 0; n < strlen(text); n++) {
+        struct model_config c;
+        struct err e = {0};
+        char *exact = malloc(n + 1);
+        memcpy(exact, text, n);
+        assert_int_equal(model_config_from_json(&c, exact, n, &e), E_FORMAT);
+        free(exact);
+    }
+    free(text);
+    json_decref(obj);
+}
+
+/* ---- GGUF --------------------------------------------------------------------------------------
+ */
+
+/* A key below the architecture's name; no text: a number, as u32 where it is whole, else f32. */
+struct key {
+    const char *name;
+    double number;
+    const char *text;
+};
+
+enum { MAX_KEYS = 32 };
+
+/* Write a header of `arch` with the usual keys, `changes` laid over them (a number of NAN removes).
+ */
+static void build_gguf(struct strbuf *b, const char *arch, const struct key *changes) {
+    struct key keys[MAX_KEYS] = {{"block_count", 8, 0},
+                                 {"embedding_length", 64, 0},
+                                 {"feed_forward_length", 128, 0},
+                                 {"attention.head_count", 4, 0},
+                                 {"attention.head_count_kv", 2, 0},
+                                 {"context_length", 2048, 0},
+                                 {"attention.layer_norm_rms_epsilon", 1e-5, 0},
+                                 {"vocab_size", 100, 0}};
+    size_t n = 8, written = 1;
+    for (const struct key *k = changes; k && k->name; k++) {
+        size_t i = 0;
+        while (i < n && strcmp(keys[i].name, k->name) != 0) i++;
+        keys[i] = *k;
+        if (i == n) n++;
+        assert_true(n < MAX_KEYS);
+    }
+    for (size_t i = 0; i < n; i++) written += !isnan(keys[i].number);
+    memset(b, 0, sizeof *b);
+    put_header(b, 3, 0, written);
+    put_key_str(b, "general.architecture", arch);
+    for (size_t i = 0; i < n; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "%s.%s", arch, keys[i].name);
+        if (isnan(keys[i].number)) continue;
+        if (keys[i].text) put_key_str(b, name, keys[i].text);
+        else if (keys[i].number == floor(keys[i].number))
+            put_key_u32(b, name, (uint32_t)keys[i].number);
+        else put_key_f32(b, name, (float)keys[i].number);
+    }
+}
+
+static int read_gguf(struct model_config *c, const char *arch, const struct key *changes,
+                     struct err *e) {
+    struct strbuf b;
+    struct gguf *g;
+    build_gguf(&b, arch, changes);
+    assert_ok(gguf_open_bytes(&g, (const uint8_t *)b.data, b.n, e), *e);
+    int rc = model_config_from_gguf(c, g, e);
+    gguf_close(g);
+    strbuf_deinit(&b);
+    return rc;
+}
+
+static void test_config_gguf_families(void) {
+    struct model_config c;
+    struct err e = {0};
+    assert_ok(read_gguf(&c, "llama", NULL, &e), e);
+    assert_int_equal(c.n_layers, 8);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.rope_dim, 16);
+    assert_near(c.rope_base, 10000, 0);
+    assert_true(c.rope_interleaved && c.tied && !c.qkv_bias);
+    assert_int_equal(c.rope_skip[3], 0);
+    assert_ok(read_gguf(&c, "qwen2", NULL, &e), e);
+    assert_true(!c.rope_interleaved && c.qkv_bias);
+    assert_ok(
+        read_gguf(
+            &c, "qwen3",
+            (struct key[]){{"attention.key_length", 32, 0}, {"attention.value_length", 32, 0}, {0}},
+            &e),
+        e);
+    assert_true(!c.rope_interleaved && c.qk_norm);
+    assert_int_equal(c.head_dim, 32);
+    assert_ok(read_gguf(&c, "smollm3", NULL, &e), e);
+    assert_true(c.rope_interleaved);
+    static const uint8_t skip[8] = {0, 0, 0, 1, 0, 0, 0, 1};
+    assert_memory_equal(c.rope_skip, skip, 8);
+    assert_ok(read_gguf(&c, "llama", (struct key[]){{"attention.sliding_window", 512, 0}, {0}}, &e),
+              e);
+    assert_int_equal(c.context, 512);
+    assert_ok(read_gguf(&c, "llama", (struct key[]){{"attention.head_count_kv", NAN, 0}, {0}}, &e),
+              e);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_ok(read_gguf(&c, "qwen2",
+                        (struct key[]){{"rope.scaling.type", 0, "yarn"},
+                                       {"rope.scaling.factor", 4, 0},
+                                       {"rope.scaling.original_context_length", 1024, 0},
+                                       {0}},
+                        &e),
+              e);
+    assert_int_equal(c.rope_scaling, ROPE_YARN);
+    assert_int_equal(c.context, 4096);
+    assert_near(c.rope_attention_factor, 1.138629436111989, 1e-12);
+    assert_ok(read_gguf(&c, "llama", (struct key[]){{"rope.scaling.factor", 2.5, 0}, {0}}, &e), e);
+    assert_int_equal(c.rope_scaling, ROPE_LINEAR); /* a factor without a type */
+    assert_int_equal(c.context, 5120);
+    assert_ok(read_gguf(&c, "llama",
+                        (struct key[]){
+                            {"rope.scaling.factor", 2.5, 0}, {"rope.scaling.type", 0, "none"}, {0}},
+                        &e),
+              e);
+    assert_int_equal(c.rope_scaling, ROPE_NONE);
+    assert_near(c.rope_factor, 1, 0);
+}
+
+static const struct {
+    const char *arch;
+    struct key change;
+    int code;
+    const char *text;
+} gguf_lies[] = {
+    {"gemma3", {0}, E_UNSUPPORTED, "architecture gemma3 is not supported"},
+    {"qwen3moe", {0}, E_UNSUPPORTED, "mixture-of-experts"},
+    {"mamba2", {0}, E_UNSUPPORTED, "recurrent state"},
+    {"phi3", {0}, E_UNSUPPORTED, "longrope"},
+    {"what", {0}, E_UNSUPPORTED, "architecture what is not supported"},
+    {"llama", {"block_count", NAN, 0}, E_NOT_FOUND, "key llama.block_count is missing"},
+    {"llama", {"block_count", 0, 0}, E_FORMAT, "key llama.block_count: 0 is outside 1..256"},
+    {"llama", {"block_count", 1.5, 0}, E_FORMAT, "key llama.block_count: 1.5 is no integer"},
+    {"llama", {"block_count", 0, "8"}, E_FORMAT, "of type string, expected an integer"},
+    {"llama", {"attention.head_count", 3, 0}, E_FORMAT, "no multiple of head_count 3"},
+    {"llama", {"attention.head_count_kv", 3, 0}, E_FORMAT, "no multiple of 3 KV heads"},
+    {"llama", {"attention.head_count_kv", 8, 0}, E_FORMAT, "outside 1..4"},
+    {"llama", {"attention.value_length", 8, 0}, E_UNSUPPORTED, "keys of 16 and values of 8"},
+    {"llama", {"attention.layer_norm_rms_epsilon", NAN, 0}, E_NOT_FOUND, "epsilon is missing"},
+    {"llama", {"attention.layer_norm_rms_epsilon", 0, 0}, E_FORMAT, "epsilon: 0 is outside"},
+    {"llama", {"rope.dimension_count", 8, 0}, E_UNSUPPORTED, "partial rope"},
+    {"llama", {"rope.freq_base", 1, 0}, E_FORMAT, "rope base is 1"},
+    {"llama", {"rope.scaling.type", 0, "longrope"}, E_UNSUPPORTED, "\"longrope\""},
+    {"llama", {"expert_count", 8, 0}, E_UNSUPPORTED, "mixture-of-experts"},
+    {"llama", {"logit_scale", 0.5, 0}, E_UNSUPPORTED, "scaled logits"},
+    {"llama", {"attention.scale", 0.5, 0}, E_UNSUPPORTED, "attention scale"},
+    {"llama", {"context_length", 4e9, 0}, E_FORMAT, "context_length: 4000000000 is outside"},
+    {"llama", {"vocab_size", NAN, 0}, E_NOT_FOUND, "tokenizer.ggml.tokens is missing"},
+};
+
+static void test_config_gguf_names_every_lie(void) {
+    for (size_t i = 0; i < sizeof gguf_lies / sizeof *gguf_lies; i++) {
+        struct model_config c;
+        struct err e = {0};
+        struct key changes[2] = {gguf_lies[i].change, {0}};
+        int rc = read_gguf(&c, gguf_lies[i].arch, changes, &e);
+        if (rc != gguf_lies[i].code || !strstr(e.message, gguf_lies[i].text))
+            fail_msg("%s %s: %s \"%s\", wanted %s with \"%s\"", gguf_lies[i].arch,
+                     gguf_lies[i].change.name ? gguf_lies[i].change.name : "", err_name(rc),
+                     e.message, err_name(gguf_lies[i].code), gguf_lies[i].text);
+    }
+}
+
+static void test_config_default_target(void) {
+    struct gguf *g;
+    struct model_config c;
+    struct err e = {0};
+    assert_ok(gguf_open(&g, test_default_target(), &e), e);
+    assert_ok(model_config_from_gguf(&c, g, &e), e);
+    assert_string_equal(c.arch, "llama");
+    assert_int_equal(c.n_layers, 30);
+    assert_int_equal(c.hidden, 576);
+    assert_int_equal(c.ffn, 1536);
+    assert_int_equal(c.n_heads, 9);
+    assert_int_equal(c.n_kv_heads, 3);
+    assert_int_equal(c.head_dim, 64);
+    assert_int_equal(c.vocab, 49152);
+    assert_int_equal(c.context, 8192);
+    assert_near(c.rope_base, 100000, 0);
+    assert_true(c.tied && c.rope_interleaved && !c.qkv_bias && !c.qk_norm);
+    gguf_close(g);
+}
+
+/* ---- Rope --------------------------------------------------------------------------------------
+ */
+
+static const struct {
+    enum rope_scaling scaling;
+    int dim;
+    double base, factor, low, high; /* llama3's two, or yarn's beta_fast and beta_slow */
+    int original;
+    struct {
+        int idx;
+        float f;
+    } want[10];
+} ropes[] = {
+    {ROPE_NONE,
+     64,
+     100000,
+     1,
+     0,
+     0,
+     0,
+     {{0, 1.0f},
+      {1, 0.697830558f},
+      {8, 0.0562341288f},
+      {12, 0.0133352149f},
+      {15, 0.00453158328f},
+      {16, 0.00316227786f},
+      {19, 0.00107460783f},
+      {20, 0.000749894185f},
+      {24, 0.00017782794f},
+      {31, 1.43301268e-05f}}},
+    {ROPE_LINEAR,
+     128,
+     10000,
+     8,
+     0,
+     0,
+     0,
+     {{0, 0.125f},
+      {1, 0.108245544f},
+      {16, 0.0125000002f},
+      {28, 0.00222284929f},
+      {31, 0.00144347746f},
+      {32, 0.00124999997f},
+      {35, 0.000811727077f},
+      {40, 0.000395284733f},
+      {48, 0.000125000006f},
+      {63, 1.44347759e-05f}}},
+    {ROPE_LLAMA3,
+     64,
+     500000,
+     32,
+     1,
+     4,
+     8192,
+     {{0, 1.0f},
+      {1, 0.66360122f},
+      {8, 0.0376060307f},
+      {12, 0.00729266508f},
+      {15, 0.00129054801f},
+      {16, 0.000429556705f},
+      {19, 1.29147684e-05f},
+      {20, 8.57025589e-06f},
+      {24, 1.66196764e-06f},
+      {31, 9.4183072e-08f}}},
+    {ROPE_LLAMA3,
+     128,
+     500000,
+     8,
+     1,
+     4,
+     8192,
+     {{0, 1.0f},
+      {1, 0.814617217f},
+      {16, 0.0376060307f},
+      {28, 0.00321144611f},
+      {31, 0.00085675146f},
+      {32, 0.000524846022f},
+      {35, 9.5562129e-05f},
+      {40, 3.42810235e-05f},
+      {48, 6.64787058e-06f},
+      {63, 3.06892588e-07f}}},
+    {ROPE_YARN,
+     128,
+     1000000,
+     4,
+     32,
+     1,
+     32768,
+     {{0, 1.0f},
+      {1, 0.805842221f},
+      {16, 0.0316227786f},
+      {28, 0.00184827659f},
+      {31, 0.000802959781f},
+      {32, 0.000602941145f},
+      {35, 0.000246258394f},
+      {40, 4.44569851e-05f},
+      {48, 7.90569356e-06f},
+      {63, 3.10234441e-07f}}},
+    {ROPE_YARN,
+     64,
+     10000,
+     16,
+     48,
+     2,
+     2048,
+     {{0, 1.0f},
+      {1, 0.749894202f},
+      {8, 0.0843750015f},
+      {12, 0.0167996008f},
+      {15, 0.00395889208f},
+      {16, 0.00218750024f},
+      {19, 0.000263560301f},
+      {20, 0.000197642366f},
+      {24, 6.2500003e-05f},
+      {31, 8.3345094e-06f}}},
+};
+
+static void test_config_rope_frequencies(void) {
+    for (size_t i = 0; i < sizeof ropes / sizeof *ropes; i++) {
+        struct model_config c = {.rope_scaling = ropes[i].scaling,
+                                 .rope_dim = ropes[i].dim,
+                                 .rope_base = ropes[i].base,
+                                 .rope_factor = ropes[i].factor,
+                                 .rope_low_freq_factor = ropes[i].low,
+                                 .rope_high_freq_factor = ropes[i].high,
+                                 .rope_beta_fast = ropes[i].low,
+                                 .rope_beta_slow = ropes[i].high,
+                                 .rope_original_context = ropes[i].original};
+        float f[128], g[128], factors[128];
+        model_rope_frequencies(&c, NULL, f);
+        for (int k = 0; k < 10; k++)
+            assert_near(f[ropes[i].want[k].idx], ropes[i].want[k].f, 3e-7f * ropes[i].want[k].f);
+        for (int k = 0; k < 128; k++) factors[k] = 2;
+        model_rope_frequencies(&c, factors, g);
+        for (int k = 0; k < ropes[i].dim / 2; k++) assert_near(g[k], f[k] / 2, 0);
+    }
+}
+
+const struct test tests[] = {
+    {"config_json_families", TEST_QUICK, 5000, test_config_json_families},
+    {"config_json_windows", TEST_QUICK, 5000, test_config_json_windows},
+    {"config_json_rope", TEST_QUICK, 5000, test_config_json_rope},
+    {"config_json_names_every_lie", TEST_QUICK, 5000, test_config_json_names_every_lie},
+    {"config_json_syntax", TEST_QUICK, 5000, test_config_json_syntax},
+    {"config_gguf_families", TEST_QUICK, 5000, test_config_gguf_families},
+    {"config_gguf_names_every_lie", TEST_QUICK, 5000, test_config_gguf_names_every_lie},
+    {"config_default_target", TEST_QUICK, 5000, test_config_default_target},
+    {"config_rope_frequencies", TEST_QUICK, 5000, test_config_rope_frequencies},
+    {0},
+};
