@@ -73,11 +73,11 @@ struct cpu_attn_isa {
                      const float *v);
     /* One tile's queries over node `node` of its KV tree; partials to the tile's slots. `scratch` is the
      * thread's own. */
-    void (*item)(const struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
+    void (*item)(struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
     /* Reduce the tile's nodes in place and write its rows of the output. */
     void (*combine)(const struct attn_job *job, const struct attn_tile *tile);
     /* The tile's marked rows into taps->mass. */
-    void (*mass)(const struct attn_job *job, const struct attn_tile *tile, void *scratch);
+    void (*mass)(struct attn_job *job, const struct attn_tile *tile, void *scratch);
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 

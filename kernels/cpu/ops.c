@@ -240,5 +240,10 @@ const struct kern_ops cpu_ops = {
     .gate_pack = op_gate_pack,
     .matmul = op_matmul,
     .gather = op_gather,
+    .rope_kv = kern_cpu_rope_kv,
+    .attn_scratch_bytes = kern_cpu_attn_scratch_bytes,
+    .attention = kern_cpu_attention,
+    .sample_scratch_bytes = kern_cpu_sample_scratch_bytes,
+    .sample = kern_cpu_sample,
     .copy_page = op_copy_page,
 };

@@ -1,0 +1,469 @@
+/* Attention in f32, compiled once for each instruction set. Scores: lanes are the 64 columns of a K page,
+ * a register tile of QT queries x CV vectors, products summed over head_dim in order. Values: lanes are
+ * head_dim, summed over tokens in order. Where a tile has more queries than one register tile, the
+ * page is widened to f32 once for all of them; that is exact, so it changes no bit. */
+#include <math.h>
+
+#include "kernels/cpu/attention.h"
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vexp.h"
+
+enum {
+    QT = VL == 16 ? 6 : 3, /* queries of a register tile */
+    CV = 4,                /* vectors */
+    COLS = CV * VL,
+};
+
+/* A thread's scratch, carved. */
+struct work {
+    const struct attn_job *job;
+    const struct attn_tile *tile;
+    int n_q, hd, dim;
+    float *q;           /* [n_q][hd], scaled */
+    float *score;       /* [n_q][KERN_LEAF] scores, then weights */
+    float *page;        /* [hd][64] or [64][dim]: a page in f32 */
+    float *stack;       /* unreduced nodes, [depth][n_q] slots */
+    float *mass;        /* [n_q][capacity][2] */
+    uint64_t (*seen)[ATTN_ENTRIES]; /* [n_rows] */
+    uint64_t kv_bytes;
+};
+
+static void carve(struct work *w, const struct attn_job *j, const struct attn_tile *t, void *scratch) {
+    struct attn_layout at = attn_layout(j->kv->head_dim, j->lists->capacity);
+    uint8_t *p = scratch;
+    *w = (struct work){
+        .job = j,
+        .tile = t,
+        .n_q = t->n_rows * j->group,
+        .hd = j->kv->head_dim,
+        .dim = j->dim,
+        .q = (float *)(void *)(p + at.q),
+        .score = (float *)(void *)(p + at.score),
+        .page = (float *)(void *)(p + at.page),
+        .stack = (float *)(void *)(p + at.stack),
+        .mass = (float *)(void *)(p + at.mass),
+        .seen = (uint64_t(*)[ATTN_ENTRIES])(void *)(p + at.seen),
+    };
+}
+
+/* ---- Writing ------------------------------------------------------------------------------- */
+
+static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
+                     const float *v) {
+    uint8_t *kp = page + kv->k_offset + (size_t)head * kv->head_stride;
+    uint8_t *vp = page + kv->v_offset + (size_t)head * kv->head_stride;
+    size_t hd = (size_t)kv->head_dim;
+    if (kv->dtype == KERN_F32) {
+        float *kf = (float *)(void *)kp;
+        for (size_t d = 0; d < hd; d++) kf[d * KERN_BLOCK + (size_t)t] = k[d];
+        memcpy(vp + (size_t)t * hd * 4, v, hd * 4);
+        return;
+    }
+    bool f16 = kv->dtype == KERN_F16;
+    uint16_t *kh = (uint16_t *)(void *)kp + t, *vh = (uint16_t *)(void *)vp + (size_t)t * hd;
+    for (size_t d = 0; d < hd; d++) {
+        kh[d * KERN_BLOCK] = f16 ? f32_to_f16(k[d]) : f32_to_bf16(k[d]);
+        vh[d] = f16 ? f32_to_f16(v[d]) : f32_to_bf16(v[d]);
+    }
+}
+
+/* ---- Pages --------------------------------------------------------------------------------- */
+
+ALWAYS_INLINE void prefetch(const uint8_t *p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+/* n x width elements to f32 rows of `stride` floats, the rest of a row zero. */
+ALWAYS_INLINE void widen_as(enum kern_dtype t, const uint8_t *src, int n, int width, int stride,
+                            float *dst) {
+    size_t es = attn_kv_bytes(t);
+    for (int i = 0; i < n; i++) {
+        const uint8_t *s = src + (size_t)i * (size_t)width * es;
+        float *d = dst + (size_t)i * (size_t)stride;
+        int x = 0;
+        for (; x + VL <= width; x += VL) v_store(d + x, v_load_kv(t, s + (size_t)x * es));
+        if (x < width) {
+            uint8_t tail[VL * 4] = {0};
+            memcpy(tail, s + (size_t)x * es, (size_t)(width - x) * es);
+            v_store(d + x, v_load_kv(t, tail));
+            x += VL;
+        }
+        for (; x < stride; x += VL) v_store(d + x, v_set1(0.f));
+    }
+}
+
+static void widen(enum kern_dtype t, const uint8_t *src, int n, int width, int stride, float *dst) {
+    if (t == KERN_F16) widen_as(KERN_F16, src, n, width, stride, dst);
+    else if (t == KERN_BF16) widen_as(KERN_BF16, src, n, width, stride, dst);
+    else widen_as(KERN_F32, src, n, width, stride, dst);
+}
+
+/* ---- Scores -------------------------------------------------------------------------------- */
+
+/* nq queries against the 64 columns of a K page [hd][64]; `next` is read ahead meanwhile. */
+ALWAYS_INLINE void score_tile(const int nq, const enum kern_dtype t, const float *q, int hd,
+                              const uint8_t *k, float *score, const uint8_t *next, size_t next_row) {
+    const size_t es = attn_kv_bytes(t);
+    for (int c = 0; c < KERN_BLOCK; c += COLS) {
+        vf acc[QT][CV];
+#pragma GCC unroll 8
+        for (int i = 0; i < nq; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < CV; j++) acc[i][j] = v_set1(0.f);
+        for (int d = 0; d < hd; d++) {
+            const uint8_t *row = k + ((size_t)d * KERN_BLOCK + (size_t)c) * es;
+            if (c == 0 && next) prefetch(next + (size_t)d * next_row, next_row);
+            vf x[QT];
+#pragma GCC unroll 8
+            for (int i = 0; i < nq; i++) x[i] = v_set1(q[(size_t)i * (size_t)hd + (size_t)d]);
+#pragma GCC unroll 4
+            for (int j = 0; j < CV; j++) {
+                vf col = v_load_kv(t, row + (size_t)(j * VL) * es);
+#pragma GCC unroll 8
+                for (int i = 0; i < nq; i++) acc[i][j] = v_fma(x[i], col, acc[i][j]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < nq; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < CV; j++)
+                v_store(score + (size_t)i * KERN_LEAF + c + j * VL, acc[i][j]);
+    }
+}
+
+ALWAYS_INLINE void score_tiles(const enum kern_dtype t, const float *q, int n_q, int hd,
+                               const uint8_t *k, float *score, const uint8_t *next,
+                               size_t next_row) {
+    for (int i = 0; i < n_q; i += QT, next = NULL) {
+        const float *qi = q + (size_t)i * (size_t)hd;
+        float *si = score + (size_t)i * KERN_LEAF;
+        switch (n_q - i < QT ? n_q - i : QT) {
+        case 1: score_tile(1, t, qi, hd, k, si, next, next_row); break;
+        case 2: score_tile(2, t, qi, hd, k, si, next, next_row); break;
+#if defined(__AVX512F__)
+        case 3: score_tile(3, t, qi, hd, k, si, next, next_row); break;
+        case 4: score_tile(4, t, qi, hd, k, si, next, next_row); break;
+        case 5: score_tile(5, t, qi, hd, k, si, next, next_row); break;
+#endif
+        default: score_tile(QT, t, qi, hd, k, si, next, next_row);
+        }
+    }
+}
+
+static void score_page(struct work *w, int n_q, const uint8_t *k, float *score, const uint8_t *next,
+                       size_t next_row) {
+    enum kern_dtype t = w->job->kv->dtype;
+    if (n_q > QT && t != KERN_F32) {
+        widen(t, k, w->hd, KERN_BLOCK, KERN_BLOCK, w->page);
+        k = (const uint8_t *)w->page;
+        t = KERN_F32;
+    }
+    if (t == KERN_F16) score_tiles(KERN_F16, w->q, n_q, w->hd, k, score, next, next_row);
+    else if (t == KERN_BF16) score_tiles(KERN_BF16, w->q, n_q, w->hd, k, score, next, next_row);
+    else score_tiles(KERN_F32, w->q, n_q, w->hd, k, score, next, next_row);
+}
+
+/* Put -infinity over the columns that are not seen. */
+static void mask_page(float *score, uint64_t seen) {
+    for (int c = 0; c < KERN_BLOCK; c += VL)
+        v_store(score + c, v_select((uint32_t)(seen >> c) & (uint32_t)((1u << VL) - 1u),
+                                    v_load(score + c), v_set1(-INFINITY)));
+}
+
+/* ---- Values -------------------------------------------------------------------------------- */
+
+/* o[i][..] += sum over t of p[i][t] * V[t][..] for t in [t0, t1), nv vectors from element d on. */
+ALWAYS_INLINE void value_tile(const int nq, const int nv, const enum kern_dtype t, const float *p,
+                              int t0, int t1, const uint8_t *v, size_t v_row, float *o,
+                              size_t o_stride, const uint8_t *next, size_t next_row) {
+    const size_t es = attn_kv_bytes(t);
+    vf acc[QT][CV];
+#pragma GCC unroll 8
+    for (int i = 0; i < nq; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) acc[i][j] = v_load(o + (size_t)i * o_stride + j * VL);
+    for (int x = t0; x < t1; x++) {
+        const uint8_t *row = v + (size_t)x * v_row;
+        if (next) prefetch(next + (size_t)x * next_row, next_row);
+        vf weight[QT];
+#pragma GCC unroll 8
+        for (int i = 0; i < nq; i++) weight[i] = v_set1(p[(size_t)i * KERN_LEAF + (size_t)x]);
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) {
+            vf val = v_load_kv(t, row + (size_t)(j * VL) * es);
+#pragma GCC unroll 8
+            for (int i = 0; i < nq; i++) acc[i][j] = v_fma(weight[i], val, acc[i][j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < nq; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < nv; j++) v_store(o + (size_t)i * o_stride + j * VL, acc[i][j]);
+}
+
+ALWAYS_INLINE void value_row(const int nq, const enum kern_dtype t, const float *p, int t0, int t1,
+                             const uint8_t *v, int width, int dim, float *o, size_t o_stride,
+                             const uint8_t *next, size_t next_row) {
+    const size_t es = attn_kv_bytes(t), v_row = (size_t)width * es;
+    int d = 0;
+    for (; d + COLS <= dim; d += COLS, next = NULL)
+        value_tile(nq, CV, t, p, t0, t1, v + (size_t)d * es, v_row, o + d, o_stride, next, next_row);
+    for (; d < dim; d += VL, next = NULL)
+        value_tile(nq, 1, t, p, t0, t1, v + (size_t)d * es, v_row, o + d, o_stride, next, next_row);
+}
+
+ALWAYS_INLINE void value_tiles(const enum kern_dtype t, int n_q, const float *p, int t0, int t1,
+                               const uint8_t *v, int width, int dim, float *o, size_t o_stride,
+                               const uint8_t *next, size_t next_row) {
+    for (int i = 0; i < n_q; i += QT, next = NULL) {
+        const float *pi = p + (size_t)i * KERN_LEAF;
+        float *oi = o + (size_t)i * o_stride;
+        switch (n_q - i < QT ? n_q - i : QT) {
+        case 1: value_row(1, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+        case 2: value_row(2, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+#if defined(__AVX512F__)
+        case 3: value_row(3, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+        case 4: value_row(4, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+        case 5: value_row(5, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+#endif
+        default: value_row(QT, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+        }
+    }
+}
+
+static void value_range(enum kern_dtype t, int n_q, const float *p, int t0, int t1,
+                        const uint8_t *v, int width, int dim, float *o, size_t o_stride,
+                        const uint8_t *next, size_t next_row) {
+    if (t == KERN_F16)
+        value_tiles(KERN_F16, n_q, p, t0, t1, v, width, dim, o, o_stride, next, next_row);
+    else if (t == KERN_BF16)
+        value_tiles(KERN_BF16, n_q, p, t0, t1, v, width, dim, o, o_stride, next, next_row);
+    else value_tiles(KERN_F32, n_q, p, t0, t1, v, width, dim, o, o_stride, next, next_row);
+}
+
+/* All queries of the tile over one page of V; `all` and `any` say which tokens every row and some row sees.
+ * Tokens that a row does not see are skipped, not multiplied by zero. */
+static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, const float *p,
+                       float *o, const uint8_t *next, size_t next_row) {
+    const struct attn_job *j = w->job;
+    const uint8_t *v = attn_page(j, w->tile, entry, true);
+    enum kern_dtype t = j->kv->dtype;
+    int width = w->hd, n_tokens = KERN_BLOCK - __builtin_clzll(any), group = j->group;
+    size_t stride = (size_t)j->slot_floats;
+    w->kv_bytes += (size_t)n_tokens * (size_t)w->hd * attn_kv_bytes(t);
+    if (w->hd != w->dim || (w->n_q > QT && t != KERN_F32)) {
+        widen(t, v, n_tokens, w->hd, w->dim, w->page);
+        v = (const uint8_t *)w->page;
+        width = w->dim;
+        t = KERN_F32;
+    }
+    if (all == ~(uint64_t)0) {
+        value_range(t, w->n_q, p, 0, KERN_BLOCK, v, width, w->dim, o, stride, next, next_row);
+        return;
+    }
+    for (int r = 0; r < w->tile->n_rows; r++) {
+        uint64_t left = w->seen[r][entry % ATTN_ENTRIES];
+        while (left) {
+            int t0 = __builtin_ctzll(left), t1 = t0;
+            while (t1 < KERN_BLOCK && left >> t1 & 1) left &= ~((uint64_t)1 << t1++);
+            value_range(t, group, p + (size_t)(r * group) * KERN_LEAF, t0, t1, v, width, w->dim,
+                        o + (size_t)(r * group) * stride, stride, NULL, 0);
+        }
+    }
+}
+
+/* ---- Leaves and nodes ---------------------------------------------------------------------- */
+
+/* Largest score, weights exp(score - m) in place and their sum. 16 lanes over the columns in order. */
+static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
+    vf top[VN], sum[VN];
+    for (int v = 0; v < VN; v++) {
+        top[v] = v_set1(-INFINITY);
+        sum[v] = v_set1(0.f);
+    }
+    for (int c = 0; c < n_cols; c += 16)
+        for (int v = 0; v < VN; v++) top[v] = v_max(v_load(score + c + v * VL), top[v]);
+    float m = v_max16(top);
+    for (int c = 0; c < n_cols; c += 16)
+        for (int v = 0; v < VN; v++) {
+            vf p = v_exp(v_sub(v_load(score + c + v * VL), v_set1(m)));
+            v_store(score + c + v * VL, p);
+            sum[v] = v_add(sum[v], p);
+        }
+    *m_out = m;
+    *l_out = v_sum16(sum);
+}
+
+static void leaf(struct work *w, int idx, float *slot) {
+    const struct attn_job *j = w->job;
+    const struct attn_tile *t = w->tile;
+    size_t es = attn_kv_bytes(j->kv->dtype), stride = (size_t)j->slot_floats;
+    size_t k_row = KERN_BLOCK * es, v_row = (size_t)w->hd * es;
+    int e0 = idx * ATTN_ENTRIES, e1 = e0 + ATTN_ENTRIES;
+    if (e1 > t->n_entries) e1 = t->n_entries;
+    uint64_t any[ATTN_ENTRIES] = {0}, all[ATTN_ENTRIES], row_any[ATTN_MAX_Q] = {0};
+    for (int e = e0; e < e1; e++) {
+        all[e - e0] = ~(uint64_t)0;
+        for (int r = 0; r < t->n_rows; r++) {
+            uint64_t seen = attn_visible(j, t, t->row + r, e);
+            w->seen[r][e - e0] = seen;
+            any[e - e0] |= seen;
+            all[e - e0] &= seen;
+            row_any[r] |= seen;
+        }
+    }
+    int n_cols = (e1 - e0) * KERN_BLOCK;
+    for (int e = e0; e < e1; e++) {
+        float *score = w->score + (e - e0) * KERN_BLOCK;
+        if (any[e - e0]) {
+            bool last = e + 1 == e1;
+            score_page(w, w->n_q, attn_page(j, t, e, false), score,
+                       attn_page(j, t, last ? e0 : e + 1, last), last ? v_row : k_row);
+            w->kv_bytes += k_row * (size_t)w->hd;
+        }
+        if (all[e - e0] == ~(uint64_t)0) continue;
+        for (int q = 0; q < w->n_q; q++)
+            mask_page(score + (size_t)q * KERN_LEAF, w->seen[q / j->group][e - e0]);
+    }
+    for (int q = 0; q < w->n_q; q++) {
+        float *s = slot + (size_t)q * stride;
+        memset(s, 0, stride * sizeof *s);
+        s[w->dim] = -INFINITY;
+        if (row_any[q / j->group])
+            softmax_leaf(w->score + (size_t)q * KERN_LEAF, n_cols, &s[w->dim], &s[w->dim + 1]);
+    }
+    for (int e = e0; e < e1; e++) {
+        if (!any[e - e0]) continue;
+        bool more = e + 1 < t->n_entries;
+        const uint8_t *next = more ? attn_page(j, t, e + 1, e + 1 < e1) : NULL;
+        value_page(w, e, any[e - e0], all[e - e0], w->score + (e - e0) * KERN_BLOCK, slot, next,
+                   e + 1 < e1 ? v_row : k_row);
+    }
+}
+
+/* a = a combined with b, a the left one. */
+static void reduce(int dim, size_t n_q, size_t stride, float *a, const float *b) {
+    for (size_t q = 0; q < n_q; q++, a += stride, b += stride) {
+        float ma = a[dim], la = a[dim + 1], mb = b[dim], lb = b[dim + 1];
+        if (lb == 0.f && mb == -INFINITY) continue;
+        if (la == 0.f && ma == -INFINITY) {
+            memcpy(a, b, stride * sizeof *a);
+            continue;
+        }
+        float m = ma > mb ? ma : mb, ea = s_exp(ma - m), eb = s_exp(mb - m);
+        vf va = v_set1(ea), vb = v_set1(eb);
+        for (int d = 0; d < dim; d += VL)
+            v_store(a + d, v_add(v_mul(v_load(a + d), va), v_mul(v_load(b + d), vb)));
+        a[dim] = m;
+        a[dim + 1] = la * ea + lb * eb;
+    }
+}
+
+static void load_queries(struct work *w, int first_row, int n_rows) {
+    const struct attn_job *j = w->job;
+    for (int r = 0; r < n_rows; r++) {
+        const float *src = j->qkv + (size_t)(first_row + r) * (size_t)j->qkv_stride +
+                           (size_t)(w->tile->head * j->group) * (size_t)w->hd;
+        float *dst = w->q + (size_t)(r * j->group) * (size_t)w->hd;
+        for (int i = 0; i < j->group * w->hd; i++) dst[i] = src[i] * j->scale;
+    }
+}
+
+static void item(struct attn_job *j, const struct attn_tile *t, int node, void *scratch) {
+#if defined(CPU_ATTN_AMX)
+    if (t->prompt && j->ctx->amx && j->kv->dtype != KERN_F32 && j->kv->head_dim % 32 == 0) {
+        attn_item_amx(j, t, node, scratch);
+        return;
+    }
+#endif
+    struct work w;
+    carve(&w, j, t, scratch);
+    load_queries(&w, t->row, t->n_rows);
+    size_t n_q = (size_t)w.n_q, stride = (size_t)j->slot_floats;
+    int n_leaves = attn_n_leaves(t->n_entries);
+    int64_t begin = (int64_t)node << j->level, end = begin + ((int64_t)1 << j->level);
+    if (end > n_leaves) end = n_leaves;
+    float *bottom = attn_slots(j, t, node), *at[ATTN_MAX_DEPTH];
+    int level[ATTN_MAX_DEPTH], depth = 0;
+    for (size_t q = 0; begin == end && q < n_q; q++) {
+        memset(bottom + q * stride, 0, stride * sizeof *bottom);
+        bottom[q * stride + (size_t)w.dim] = -INFINITY;
+    }
+    /* A binary counter of unreduced nodes: equal levels merge at once, the rest from the right. */
+    for (int64_t i = begin; i < end; i++) {
+        at[depth] = depth ? w.stack + (size_t)(depth - 1) * n_q * stride : bottom;
+        leaf(&w, (int)i, at[depth]);
+        level[depth++] = 0;
+        for (; depth > 1 && level[depth - 1] == level[depth - 2]; depth--) {
+            reduce(w.dim, n_q, stride, at[depth - 2], at[depth - 1]);
+            level[depth - 2]++;
+        }
+    }
+    for (; depth > 1; depth--) reduce(w.dim, n_q, stride, at[depth - 2], at[depth - 1]);
+    atomic_fetch_add_explicit(&j->kv_bytes, w.kv_bytes, memory_order_relaxed);
+}
+
+static void combine(const struct attn_job *j, const struct attn_tile *t) {
+    size_t stride = (size_t)j->slot_floats, n_q = (size_t)(t->n_rows * j->group);
+    for (int step = 1; step < t->n_nodes; step *= 2)
+        for (int i = 0; i + step < t->n_nodes; i += 2 * step)
+            reduce(j->dim, n_q, stride, attn_slots(j, t, i), attn_slots(j, t, i + step));
+    const float *s = attn_slots(j, t, 0);
+    for (size_t q = 0; q < n_q; q++, s += stride) {
+        size_t row = (size_t)t->row + q / (size_t)j->group;
+        size_t head = (size_t)t->head * (size_t)j->group + q % (size_t)j->group;
+        if (j->batch->row_seq[row] < 0) continue;
+        float *out = j->out + (row * (size_t)j->n_heads + head) * (size_t)j->kv->head_dim;
+        float l = s[j->dim + 1], inv = l == 0.f ? 0.f : 1.f / l;
+        for (int d = 0; d < j->kv->head_dim; d++) out[d] = s[d] * inv;
+    }
+}
+
+/* ---- Attention mass ------------------------------------------------------------------------ */
+
+/* Marked rows of the tile, one after another: every entry's largest score and sum, then the share of each
+ * in the row's total. */
+static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
+    struct work w;
+    carve(&w, j, t, scratch);
+    float *out = j->taps->mass + t->list * (size_t)j->lists->capacity;
+    for (int r = 0; r < t->n_rows; r++) {
+        if (!j->taps->mass_row[t->row + r] || j->batch->row_seq[t->row + r] < 0) continue;
+        load_queries(&w, t->row + r, 1);
+        float top[KERN_MAX_GROUP];
+        for (int g = 0; g < j->group; g++) top[g] = -INFINITY;
+        for (int e = 0; e < t->n_entries; e++) {
+            uint64_t seen = attn_visible(j, t, t->row + r, e);
+            if (seen) {
+                score_page(&w, j->group, attn_page(j, t, e, false), w.score, NULL, 0);
+                w.kv_bytes += (size_t)w.hd * KERN_BLOCK * attn_kv_bytes(j->kv->dtype);
+            }
+            for (int g = 0; g < j->group; g++) {
+                float *pair = w.mass + ((size_t)g * (size_t)j->lists->capacity + (size_t)e) * 2;
+                float *s = w.score + (size_t)g * KERN_LEAF;
+                pair[0] = -INFINITY;
+                pair[1] = 0.f;
+                if (!seen) continue;
+                mask_page(s, seen);
+                softmax_leaf(s, KERN_BLOCK, &pair[0], &pair[1]);
+                top[g] = pair[0] > top[g] ? pair[0] : top[g];
+            }
+        }
+        for (int g = 0; g < j->group; g++) {
+            float *pair = w.mass + (size_t)g * (size_t)j->lists->capacity * 2;
+            double sum = 0;
+            for (int e = 0; e < t->n_entries; e++) {
+                if (pair[2 * e + 1] != 0.f) pair[2 * e + 1] *= s_exp(pair[2 * e] - top[g]);
+                sum += (double)pair[2 * e + 1];
+            }
+            if (!(sum > 0)) continue;
+            for (int e = 0; e < t->n_entries; e++)
+                attn_mass_max(&out[e], (float)((double)pair[2 * e + 1] / sum));
+        }
+    }
+    atomic_fetch_add_explicit(&j->kv_bytes, w.kv_bytes, memory_order_relaxed);
+}
+
+const struct cpu_attn_isa CPU_NAME(cpu_attn) = {
+    .kv_write = kv_write, .item = item, .combine = combine, .mass = mass};

@@ -1,0 +1,150 @@
+#ifndef TANDEM_KERNELS_CPU_ATTENTION_H
+#define TANDEM_KERNELS_CPU_ATTENTION_H
+
+/* Private: how one attention call is cut up.
+ *
+ * A *tile* is some consecutive rows of one sequence and class with all query heads of one KV head: its
+ * queries share every key and value that is read. A tile's list entries form *leaves* of 8 (512 tokens);
+ * leaf i covers entries 8i..8i+7. Leaves are reduced over the aligned binary tree: node (level, idx)
+ * covers leaves [idx << level, (idx + 1) << level), a node without a right half equals its left half. An
+ * *item* is one node of the call's level for one tile; the thread that finishes a tile's last item
+ * reduces its nodes. A query's bits depend on its own leaves alone, whatever the tile, level or thread.
+ *
+ * Partials of a query are a *slot*: o[dim] (sum of p v, not normalised), then m (largest score) and l
+ * (sum of p); m = -infinity with l = 0 is the empty node, identity of the reduction.
+ *
+ * What a row cannot see (later positions, the idle tail of a page, masked rows of a token tree) is never
+ * multiplied in: its scores are replaced before use and its values skipped, whatever bytes lie there.
+ *
+ * Bytes counted in kv_bytes_read, per tile and leaf: all of K's page (64 columns) and the rows of V up to
+ * the last token that a row of the tile sees, for every page that holds such a token; the mass tap reads K
+ * again. */
+
+#include <stdatomic.h>
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "kernels/cpu/cpu.h"
+
+enum {
+    ATTN_GEN_Q = 48,    /* queries of a tile of generated rows (more where one row has more heads) */
+    ATTN_PROMPT_Q = 64, /* of prompt rows */
+    ATTN_MAX_Q = 64,
+    ATTN_ENTRIES = KERN_LEAF / KERN_BLOCK, /* list entries of a leaf */
+    ATTN_MAX_DEPTH = 32,                   /* unreduced nodes that an item may hold */
+    ATTN_ITEMS_PER_THREAD = 8,
+};
+
+struct attn_tile {
+    int seq, head;      /* head: KV head */
+    int row, n_rows;    /* rows of the batch */
+    bool prompt;
+    size_t list;        /* index of its list */
+    int n_entries;      /* leading entries with a token that some row sees */
+    int n_nodes;        /* at least 1 */
+    int first_item;
+    size_t slot;        /* its slots: [n_nodes][n_rows * group] */
+    atomic_int n_left;  /* items not finished */
+};
+
+struct attn_job {
+    const struct cpu_ctx *ctx;
+    const struct kern_batch *batch;
+    const struct kern_lists *lists;
+    const struct kern_kv *kv;
+    const struct kern_attn_taps *taps; /* never NULL here */
+    int n_heads, group;
+    float scale;
+    const float *qkv;
+    int qkv_stride;     /* floats a row */
+    float *out;         /* [n_rows][n_heads * head_dim] */
+    int dim;            /* head_dim rounded up to 16 */
+    int slot_floats;    /* dim + 16: m at [dim], l at [dim + 1] */
+    int level;          /* of an item's node */
+    int n_tiles, n_items;
+    struct attn_tile *tiles;
+    float *slots;
+    uint8_t *thread_scratch;
+    size_t thread_scratch_bytes;
+    atomic_int next;    /* item to be taken */
+    atomic_ullong kv_bytes;
+};
+
+static inline int attn_n_leaves(int n_entries) {
+    return (n_entries + ATTN_ENTRIES - 1) / ATTN_ENTRIES;
+}
+
+static inline size_t attn_kv_bytes(enum kern_dtype t) { return t == KERN_F32 ? 4 : 2; }
+
+static inline const uint8_t *attn_page(const struct attn_job *j, const struct attn_tile *t, int entry,
+                                       bool value) {
+    const struct kern_kv *kv = j->kv;
+    int32_t page = j->lists->page[t->list * (size_t)j->lists->capacity + (size_t)entry];
+    return (const uint8_t *)kv->base + (size_t)page * kv->page_stride +
+           (value ? kv->v_offset : kv->k_offset) + (size_t)t->head * kv->head_stride;
+}
+
+/* Bit i: does `row` see token i of the list entry? */
+static inline uint64_t attn_visible(const struct attn_job *j, const struct attn_tile *t, int row,
+                                    int entry) {
+    const struct kern_batch *b = j->batch;
+    if (b->row_seq[row] < 0) return 0;
+    int32_t block = j->lists->block[t->list * (size_t)j->lists->capacity + (size_t)entry];
+    int64_t n = (int64_t)b->position[row] - (int64_t)block * KERN_BLOCK + 1;
+    if (n <= 0) return 0;
+    uint64_t seen = n >= KERN_BLOCK ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1;
+    if (!j->taps->ancestors) return seen;
+    /* A token tree: rows of this pass are seen by their bit, everything older by position. */
+    uint64_t mask = j->taps->ancestors[row];
+    int first = b->seq_row[t->seq], n_pass = b->seq_n_rows[t->seq];
+    for (int i = 0; i < n_pass && i < 64; i++) {
+        int32_t at = b->position[first + i];
+        if (at / KERN_BLOCK == block && !(mask >> i & 1)) seen &= ~((uint64_t)1 << (at % KERN_BLOCK));
+    }
+    return seen;
+}
+
+static inline float *attn_slots(const struct attn_job *j, const struct attn_tile *t, int node) {
+    size_t n_q = (size_t)t->n_rows * (size_t)j->group;
+    return j->slots + (t->slot + (size_t)node * n_q) * (size_t)j->slot_floats;
+}
+
+/* Largest of the marked rows' masses so far; floats that are not negative order like their bits. */
+static inline void attn_mass_max(float *at, float mass) {
+    uint32_t now, want;
+    memcpy(&want, &mass, 4);
+    uint32_t *bits = (uint32_t *)(void *)at;
+    now = __atomic_load_n(bits, __ATOMIC_RELAXED);
+    while (now < want && !__atomic_compare_exchange_n(bits, &now, want, true, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED)) {}
+}
+
+/* Offsets in a thread's scratch, and its bytes. */
+struct attn_layout {
+    size_t q;     /* f32 [ATTN_MAX_Q][dim] */
+    size_t score; /* f32 [ATTN_MAX_Q][KERN_LEAF] */
+    size_t page;  /* f32 [64][dim] */
+    size_t seen;  /* u64 [ATTN_MAX_Q][ATTN_ENTRIES] */
+    size_t stack; /* slots [depth][ATTN_MAX_Q]: one level a power of two of leaves */
+    size_t mass;  /* f32 [group][list_capacity][2] */
+    size_t bytes;
+};
+
+static inline struct attn_layout attn_layout(int head_dim, int list_capacity) {
+    size_t dim = align_up((size_t)head_dim, 16), f = sizeof(float), depth = 2;
+    while ((size_t)ATTN_ENTRIES << (depth - 2) < (size_t)list_capacity) depth++;
+    struct attn_layout at = {0};
+    at.score = align_up(ATTN_MAX_Q * dim * f, 64);
+    at.page = at.score + ATTN_MAX_Q * KERN_LEAF * f;
+    at.seen = at.page + KERN_BLOCK * dim * f;
+    at.stack = at.seen + ATTN_MAX_Q * ATTN_ENTRIES * sizeof(uint64_t);
+    at.mass = at.stack + depth * ATTN_MAX_Q * (dim + 16) * f;
+    at.bytes = at.mass + align_up(KERN_MAX_GROUP * (size_t)list_capacity * 2 * f, 64);
+    return at;
+}
+
+/* Prompt tiles by AMX bf16 tiles (attention_amx.c). */
+void attn_item_amx(struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
+
+#endif

@@ -1,0 +1,118 @@
+/* Attention in double, one query at a time, softmax in two passes: what the other tables are checked
+ * against. A tile is one item. */
+#include <math.h>
+
+#include "kernels/cpu/attention.h"
+
+#include "base/half.h"
+
+static double element(enum kern_dtype t, const uint8_t *p, size_t i) {
+    if (t == KERN_F32) return (double)((const float *)(const void *)p)[i];
+    uint16_t h = ((const uint16_t *)(const void *)p)[i];
+    return (double)(t == KERN_F16 ? f16_to_f32(h) : bf16_to_f32(h));
+}
+
+static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
+                     const float *v) {
+    cpu_attn_plain.kv_write(kv, page, head, t, k, v);
+}
+
+static double score(const struct attn_job *j, const float *q, const uint8_t *k, int token) {
+    double s = 0;
+    for (int d = 0; d < j->kv->head_dim; d++)
+        s += (double)q[d] * element(j->kv->dtype, k, (size_t)d * KERN_BLOCK + (size_t)token);
+    return s * (double)j->scale;
+}
+
+static const float *query(const struct attn_job *j, const struct attn_tile *t, int row, int g) {
+    return j->qkv + (size_t)row * (size_t)j->qkv_stride +
+           (size_t)(t->head * j->group + g) * (size_t)j->kv->head_dim;
+}
+
+/* Largest score of a query; -infinity where it sees nothing. */
+static double top_score(const struct attn_job *j, const struct attn_tile *t, int row, const float *q) {
+    double top = -INFINITY;
+    for (int e = 0; e < t->n_entries; e++) {
+        uint64_t seen = attn_visible(j, t, row, e);
+        for (int x = 0; x < KERN_BLOCK; x++)
+            if (seen >> x & 1) top = fmax(top, score(j, q, attn_page(j, t, e, false), x));
+    }
+    return top;
+}
+
+static void attend(const struct attn_job *j, const struct attn_tile *t, int row, const float *q,
+                   float *slot) {
+    double o[KERN_MAX_HEAD_DIM] = {0}, l = 0, top = top_score(j, t, row, q);
+    int hd = j->kv->head_dim;
+    for (int e = 0; e < t->n_entries; e++) {
+        uint64_t seen = attn_visible(j, t, row, e);
+        for (int x = 0; x < KERN_BLOCK; x++) {
+            if (!(seen >> x & 1)) continue;
+            double p = exp(score(j, q, attn_page(j, t, e, false), x) - top);
+            l += p;
+            const uint8_t *v = attn_page(j, t, e, true);
+            for (int d = 0; d < hd; d++)
+                o[d] += p * element(j->kv->dtype, v, (size_t)x * (size_t)hd + (size_t)d);
+        }
+    }
+    for (int d = 0; d < hd; d++) slot[d] = l == 0 ? 0.f : (float)(o[d] / l);
+}
+
+static uint64_t tile_bytes(const struct attn_job *j, const struct attn_tile *t) {
+    uint64_t n = 0, row = (uint64_t)j->kv->head_dim * attn_kv_bytes(j->kv->dtype);
+    for (int e = 0; e < t->n_entries; e++) {
+        uint64_t any = 0;
+        for (int r = 0; r < t->n_rows; r++) any |= attn_visible(j, t, t->row + r, e);
+        if (any) n += row * (uint64_t)(KERN_BLOCK + KERN_BLOCK - __builtin_clzll(any));
+    }
+    return n;
+}
+
+static void item(struct attn_job *j, const struct attn_tile *t, int node, void *scratch) {
+    (void)scratch;
+    float *slot = attn_slots(j, t, node);
+    for (int r = 0; r < t->n_rows; r++)
+        for (int g = 0; g < j->group; g++, slot += j->slot_floats)
+            attend(j, t, t->row + r, query(j, t, t->row + r, g), slot);
+    atomic_fetch_add_explicit(&j->kv_bytes, tile_bytes(j, t), memory_order_relaxed);
+}
+
+static void combine(const struct attn_job *j, const struct attn_tile *t) {
+    const float *slot = attn_slots(j, t, 0);
+    size_t hd = (size_t)j->kv->head_dim;
+    for (int r = 0; r < t->n_rows; r++)
+        for (int g = 0; g < j->group; g++, slot += j->slot_floats) {
+            if (j->batch->row_seq[t->row + r] < 0) continue;
+            size_t head = (size_t)(t->row + r) * (size_t)j->n_heads + (size_t)(t->head * j->group + g);
+            memcpy(j->out + head * hd, slot, hd * sizeof *slot);
+        }
+}
+
+/* Sum of exp(score - top) over the tokens of entry e that the row sees. */
+static double entry_sum(const struct attn_job *j, const struct attn_tile *t, int row, const float *q,
+                        double top, int e) {
+    uint64_t seen = attn_visible(j, t, row, e);
+    double sum = 0;
+    for (int x = 0; x < KERN_BLOCK; x++)
+        if (seen >> x & 1) sum += exp(score(j, q, attn_page(j, t, e, false), x) - top);
+    return sum;
+}
+
+static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
+    (void)scratch;
+    float *out = j->taps->mass + t->list * (size_t)j->lists->capacity;
+    for (int r = 0; r < t->n_rows; r++) {
+        int row = t->row + r;
+        if (!j->taps->mass_row[row] || j->batch->row_seq[row] < 0) continue;
+        for (int g = 0; g < j->group; g++) {
+            const float *q = query(j, t, row, g);
+            double top = top_score(j, t, row, q), sum = 0;
+            for (int e = 0; e < t->n_entries; e++) sum += entry_sum(j, t, row, q, top, e);
+            for (int e = 0; e < t->n_entries && sum > 0; e++)
+                attn_mass_max(&out[e], (float)(entry_sum(j, t, row, q, top, e) / sum));
+        }
+    }
+}
+
+const struct cpu_attn_isa cpu_attn_reference = {
+    .kv_write = kv_write, .item = item, .combine = combine, .mass = mass};
