@@ -1,17 +1,19 @@
 #ifndef TANDEM_KVPOOL_H
 #define TANDEM_KVPOOL_H
 
-/* One pool of KV pages for a draft and a target together. A page holds one block (64 tokens) of one class:
- * all draft layers, the target's shallow layers, or its deep layers. The arena is cut into extents; an
- * extent serves one class until it is empty again, so memory moves between draft and target with load;
- * each class has a guaranteed minimum, the rest floats. Pages are reference-counted and shared by prefix.
+/* One pool of KV pages for a draft and a target together. A page holds one block (64 tokens) of one
+ * class: all draft layers, the target's shallow layers, or its deep layers. The arena is cut into
+ * extents; an extent serves one class until it is empty again, so memory moves between draft and
+ * target with load; each class has a guaranteed minimum, the rest floats. Pages are
+ * reference-counted and shared by prefix.
  *
  * Admission reserves: a sequence is admitted only when every page that it may ever need (prompt +
- * max_tokens + look-ahead) is set aside, so that a running sequence never runs out. Cached prefixes hold no
- * reservation: they are forgotten, oldest first, when a reservation needs their pages.
+ * max_tokens + look-ahead) is set aside, so that a running sequence never runs out. Cached prefixes
+ * hold no reservation: they are forgotten, oldest first, when a reservation needs their pages.
  *
  * Invariant, asserted on every change and tested against a naive model: for every class
- * free + used + cached = total of its extents, and reserved <= free + cached + what empty extents give.
+ * free + used + cached = total of its extents, and reserved <= free + cached + what empty extents
+ * give.
  *
  * The pool is bookkeeping: it never touches the pages' bytes. Owned by the step thread; not thread
  * safe. Nothing allocates after open. */
@@ -44,24 +46,51 @@ size_t kvpool_page_bytes(const struct kvpool_page_shape *s);
 
 struct kvpool_options {
     struct kvpool_page_shape shape[KVPOOL_N_CLASSES];
-    size_t arena_bytes;                     /* of all pages; rounded down to whole extents */
-    size_t min_bytes[KVPOOL_N_CLASSES];     /* guaranteed; sum <= arena_bytes */
-    int max_seqs;                           /* sequences that may be open at once */
-    int max_blocks;                         /* blocks of the longest sequence */
-    int max_cached;                         /* prefix-cache nodes; 0: no cache */
+    size_t arena_bytes;                 /* of all pages; rounded down to whole extents */
+    size_t min_bytes[KVPOOL_N_CLASSES]; /* guaranteed, rounded down to whole extents; sum <=
+                                           arena_bytes */
+    int max_seqs;                       /* sequences that may be open at once */
+    int max_blocks;                     /* blocks of the longest sequence */
+    int max_cached;                     /* prefix-cache nodes (blocks); 0: no cache */
 };
 
-/* Carve the bookkeeping (host memory). The arena itself is the backend's; see
+/* How the arena will be cut: a pure function of the options, used by open and by the plan. An
+ * extent holds whole pages of every class; its size is chosen so that the unused end of an extent,
+ * the arena's rest and half an extent per class (lost on average to rounding) are least. */
+struct kvpool_geometry {
+    size_t extent_bytes;
+    int n_extents;
+    size_t page_bytes[KVPOOL_N_CLASSES];
+    int pages_per_extent[KVPOOL_N_CLASSES];
+    int min_extents[KVPOOL_N_CLASSES];
+};
+int kvpool_geometry(const struct kvpool_options *o, struct kvpool_geometry *out, struct err *e);
+
+/* Do so many pages of each class fit in an empty pool? */
+bool kvpool_geometry_fits(const struct kvpool_geometry *g, const long long need[KVPOOL_N_CLASSES]);
+
+/* Most blocks b such that n_seqs sequences of b blocks each fit in an empty pool (not limited by
+ * max_blocks). */
+int kvpool_geometry_max_blocks(const struct kvpool_geometry *g, int n_seqs, bool with_draft);
+
+/* Most sequences of n_tokens each that fit in an empty pool (not limited by max_seqs). */
+int kvpool_geometry_max_seqs(const struct kvpool_geometry *g, int n_tokens, bool with_draft);
+
+/* Carve the bookkeeping (host memory, one allocation). The arena itself is the backend's; see
  * kvpool_page_offset. E_NOMEM, E_RANGE with names and values. */
 int kvpool_open(struct kvpool **out, const struct kvpool_options *o, struct err *e);
 void kvpool_close(struct kvpool *p);
 
-/* Host bytes that kvpool_open takes for these options (the plan prints them; open takes exactly that). */
+/* Host bytes that kvpool_open takes for these options (the plan prints them; open takes exactly
+ * that); 0 for options that open refuses. */
 size_t kvpool_host_bytes(const struct kvpool_options *o);
 
-/* A page id is the page's byte offset in the arena in units of KVPOOL_ALIGN, whatever its class: a kernel
- * addresses page p at arena + p * KVPOOL_ALIGN, and an extent of any class may lie anywhere. */
-static inline size_t kvpool_page_offset(int page) { return (size_t)page * KVPOOL_ALIGN; }
+/* A page id is the page's byte offset in the arena in units of KVPOOL_ALIGN, whatever its class: a
+ * kernel addresses page p at arena + p * KVPOOL_ALIGN, and an extent of any class may lie anywhere.
+ */
+static inline size_t kvpool_page_offset(int page) {
+    return (size_t)page * KVPOOL_ALIGN;
+}
 
 /* ---- Sequences ---- */
 
@@ -74,25 +103,61 @@ bool kvpool_can_ever_fit(const struct kvpool *p, int n_tokens, bool with_draft);
 /* Most tokens of one sequence in an empty pool. */
 int kvpool_max_tokens(const struct kvpool *p, bool with_draft);
 
-/* Open a sequence and reserve pages for n_tokens in all; forgets cached prefixes where it must. With a
- * prompt and a cache, the longest cached prefix of prompt[0..n_prompt) under `salt` is taken first (its pages
- * shared, reference counted), never more than n_prompt - KVPOOL_SHARED_TAIL tokens rounded down to blocks;
- * *n_hit gets its tokens. E_FULL: no room now (nothing changed); E_TOO_LONG: can never fit. */
+/* Open a sequence and reserve pages for n_tokens in all; forgets cached prefixes where it must.
+ * With a prompt and a cache, the longest cached prefix of prompt[0..n_prompt) under `salt` is taken
+ * first (its pages shared, reference counted), never more than n_prompt - KVPOOL_SHARED_TAIL tokens
+ * rounded down to blocks; *n_hit gets its tokens, and positions below it are addressable in every
+ * class at once. The hit is shorter than what is cached where taking all of it would not fit.
+ * `prompt` is not kept. E_FULL: no room now (nothing changed); E_TOO_LONG: can never fit; E_RANGE:
+ * n_tokens < 1 or n_prompt outside 0..n_tokens. */
 int kvpool_seq_open(struct kvpool *p, int n_tokens, bool with_draft, const int32_t *prompt,
                     int n_prompt, uint64_t salt, int *seq, int *n_hit, struct err *e);
 
 /* Make positions < n_tokens of class c addressable: takes pages from the reservation. Never fails
- * within the reservation (asserted). */
+ * within the reservation (asserted). Nothing happens where n_tokens are addressable already.
+ * Asserts that a partly filled last block, which the caller is about to write, is not shared: see
+ * kvpool_seq_writable. */
 void kvpool_seq_extend(struct kvpool *p, int seq, enum kvpool_class c, int n_tokens);
 
-/* Roll class c back to n_tokens: pages that become empty go back to the reservation. */
+/* Roll class c back to n_tokens: pages that become empty go back to the reservation. Nothing
+ * happens where it is shorter already. A whole block that another sequence shares (never one above
+ * what is committed) goes back only where a page more can be promised; see kvpool_seq_limit. */
 void kvpool_seq_truncate(struct kvpool *p, int seq, enum kvpool_class c, int n_tokens);
 
-/* Page table of a class: ids of blocks 0..n-1, valid until the next call that changes the sequence. */
-const int32_t *kvpool_seq_pages(const struct kvpool *p, int seq, enum kvpool_class c, int *n_blocks);
+/* Make the page of block `block_idx` this sequence's own. Needed only before rewriting positions in
+ * a block that is shared or cached, i.e. after a truncate into a block that came from a hit or was
+ * registered. The round never does that: hits are whole blocks, only committed whole blocks are
+ * registered, and a rollback stays at or above what is committed. A page that only the cache shares
+ * is taken out of the cache (with all cached blocks behind it). A page that another sequence uses
+ * is replaced: *must_copy is true, and the caller copies the bytes of page *src to page *dst before
+ * the write. E_FULL: no page to copy to (nothing changed). */
+int kvpool_seq_writable(struct kvpool *p, int seq, enum kvpool_class c, int block_idx,
+                        bool *must_copy, int32_t *src, int32_t *dst, struct err *e);
 
-/* Register the full blocks of tokens[0..n_committed) in the prefix cache: only committed tokens, only
- * whole blocks; pages stay the sequence's too. `kind` says by which law they were computed. */
+/* Up to how many tokens extend cannot fail. Constant but for shrink and for a truncate that gives
+ * back blocks shared with another sequence, in a pool that is full. */
+int kvpool_seq_limit(const struct kvpool *p, int seq, enum kvpool_class c);
+
+/* Tokens addressable in class c. */
+int kvpool_seq_n_tokens(const struct kvpool *p, int seq, enum kvpool_class c);
+
+/* Page table of a class: ids of blocks 0..n-1, valid until the next call that changes the sequence.
+ */
+const int32_t *kvpool_seq_pages(const struct kvpool *p, int seq, enum kvpool_class c,
+                                int *n_blocks);
+
+/* Register the full blocks of tokens[0..n_committed) in the prefix cache: only committed tokens,
+ * only whole blocks, only blocks that are addressable in every class of the sequence (a draft that
+ * lags is caught up by a later call); pages stay the sequence's too. `origin` says by which law the
+ * blocks new in this call were computed; register a prompt with KVPOOL_PROMPT before the first
+ * answer token is committed, so that only the block on the border counts as generated (and
+ * all that follow it, whatever their own origin: they depend on it). A block that
+ * is cached already keeps its older page. `salt` is the one the sequence was opened with
+ * (asserted). Cheap when no new block is complete. A full cache forgets the node unused longest;
+ * one full of nodes in use registers nothing.
+ *
+ * Origin is recorded and counted, it does not yet restrict reuse: any sequence under the same salt
+ * may hit generated blocks. See docs/kvpool.md, "Generated pages". */
 enum kvpool_origin { KVPOOL_PROMPT, KVPOOL_GENERATED };
 void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n_committed,
                          enum kvpool_origin origin, uint64_t salt);
@@ -119,8 +184,12 @@ struct kvpool_stats {
         int cached;   /* held by the cache alone */
         int reserved; /* promised to open sequences, not yet taken */
     } of[KVPOOL_N_CLASSES];
+    size_t extent_bytes;
     int n_seqs, n_cached_nodes;
+    int n_generated_nodes; /* of those, KVPOOL_GENERATED */
+    /* admitted sequences that brought a prompt; of those with a hit; tokens; nodes forgotten */
     long long n_lookups, n_hits, n_hit_tokens, n_lookup_tokens, n_evicted;
+    long long n_hit_generated_tokens; /* of n_hit_tokens, in KVPOOL_GENERATED blocks */
 };
 void kvpool_get_stats(const struct kvpool *p, struct kvpool_stats *out);
 
