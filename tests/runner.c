@@ -1,5 +1,6 @@
 #include "tests/runner.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,6 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/source.h"
-#include "tests/harness.h"
 
 enum { MAX_SEQS = 64, PAGE_UNIT = 1024 };
 
@@ -16,6 +16,8 @@ struct runner {
     struct runner_options o;
     struct kern *k;
     struct model *m;
+    size_t weight_bytes;
+    struct kern_device_info info;
     int n_groups, group_layers[2], group_first[2];
     size_t page_bytes[2];
     void *arena[2];
@@ -25,9 +27,16 @@ struct runner {
     int32_t *lists;    /* scratch arrays of a pass */
 };
 
+/* A failure here ends the process: a test sees the signal and this line. */
+static void must(int rc, const struct err *e) {
+    if (rc == 0) return;
+    fprintf(stderr, "runner: %s\n", e->message);
+    abort();
+}
+
 static void *take(size_t n, size_t size) {
     void *p = calloc(n ? n : 1, size);
-    assert_non_null(p);
+    ASSERT(p);
     return p;
 }
 
@@ -44,7 +53,7 @@ static void shuffle_pages(struct runner *r, int g) {
     }
     size_t bytes = ((size_t)n * (size_t)stride + 2) * PAGE_UNIT;
     struct err e = {0};
-    assert_ok(r->k->ops->reserve(r->k, bytes, &r->arena[g], &e), e);
+    must(r->k->ops->reserve(r->k, bytes, &r->arena[g], &e), &e);
     memset(r->arena[g], 0xff, bytes); /* NaN in f16, bf16 and f32 */
 }
 
@@ -52,16 +61,18 @@ struct runner *runner_open(const struct runner_options *o) {
     struct runner *r = take(1, sizeof *r);
     struct err e = {0};
     r->o = *o;
-    assert_true(o->n_seqs <= MAX_SEQS);
+    ASSERT(o->n_seqs <= MAX_SEQS);
     struct kern_options ko = {.n_threads = o->n_threads, .precision = o->precision, .isa = o->isa};
-    assert_ok(kern_cpu_open(&r->k, &ko, &e), e);
+    must(kern_cpu_open(&r->k, &ko, &e), &e);
     struct model_source *src;
-    assert_ok(model_source_open(&src, o->path, &e), e);
+    must(model_source_open(&src, o->path, &e), &e);
     r->max_blocks = (o->max_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
     struct model_caps caps = {.max_rows = o->max_rows, .max_seqs = o->n_seqs,
                               .max_blocks = r->max_blocks, .max_logits = o->max_rows};
-    assert_ok(model_open(&r->m, src, r->k, &caps, NULL, NULL, &e), e);
+    must(model_open(&r->m, src, r->k, &caps, NULL, NULL, &e), &e);
+    must(model_weight_bytes(src, r->k, &r->weight_bytes, &e), &e);
     model_source_close(src);
+    r->k->ops->info(r->k, &r->info);
     const struct model_config *c = model_get_config(r->m);
     r->n_groups = o->select_layer > 0 ? 2 : 1;
     r->group_layers[0] = r->n_groups == 2 ? o->select_layer : c->n_layers;
@@ -87,21 +98,28 @@ void runner_close(struct runner *r) {
 
 const struct model_config *runner_config(const struct runner *r) { return model_get_config(r->m); }
 struct model *runner_model(struct runner *r) { return r->m; }
+size_t runner_weight_bytes(const struct runner *r) { return r->weight_bytes; }
+const char *runner_device(const struct runner *r) { return r->info.name; }
 int runner_length(const struct runner *r, int seq) { return r->length[seq]; }
 
 void runner_truncate(struct runner *r, int seq, int n) {
-    assert_true(n <= r->length[seq]);
+    ASSERT(n <= r->length[seq]);
     r->length[seq] = n;
 }
 
 void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits) {
+    runner_pass_last(r, pieces, n_pieces, logits, logits ? -1 : 0);
+}
+
+void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits,
+                      int n_logits) {
     int n_rows = 0, row = 0, cap = r->max_blocks;
     struct kern_rows rows = {0};
     for (int i = 0; i < n_pieces; i++) {
         n_rows += pieces[i].n;
         if (pieces[i].prompt) rows.n_prompt += pieces[i].n;
         else {
-            assert_int_equal(rows.n_prompt, 0);
+            ASSERT(rows.n_prompt == 0);
             rows.n_gen += pieces[i].n;
         }
     }
@@ -117,7 +135,7 @@ void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_piec
     for (int i = 0; i < n_pieces; i++) {
         const struct runner_piece *p = &pieces[i];
         int at = r->length[p->seq], end = at + p->n;
-        assert_true(end <= r->o.max_tokens);
+        ASSERT(end <= r->o.max_tokens);
         seq_row[i] = row;
         seq_n[i] = p->n;
         n_blocks[i] = (end + KERN_BLOCK - 1) / KERN_BLOCK;
@@ -140,8 +158,8 @@ void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_piec
         .batch = {.rows = rows, .token = token, .position = position, .row_seq = row_seq,
                   .n_seqs = n_pieces, .seq_row = seq_row, .seq_n_rows = seq_n},
         .n_groups = r->n_groups,
-        .n_logits = logits ? n_rows : 0,
-        .logit_row = all,
+        .n_logits = n_logits < 0 ? n_rows : n_logits,
+        .logit_row = all + (n_logits < 0 ? 0 : n_rows - n_logits),
         .logits = logits,
         .logits_stride = (size_t)runner_config(r)->vocab,
     };
@@ -152,8 +170,8 @@ void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_piec
             .lists = {.page = list[g], .block = block, .n_blocks = n_blocks, .capacity = cap,
                       .seq_stride = 1}};
     struct err e = {0};
-    assert_ok(model_forward(r->m, &pass, &e), e);
-    assert_ok(r->k->ops->sync(r->k, &e), e);
+    must(model_forward(r->m, &pass, &e), &e);
+    must(r->k->ops->sync(r->k, &e), &e);
     free(token), free(position), free(row_seq), free(all), free(seq_row), free(seq_n), free(block);
     free(n_blocks), free(slot[0]), free(slot[1]), free(list[0]), free(list[1]);
 }

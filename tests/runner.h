@@ -1,8 +1,8 @@
 #ifndef TANDEM_TESTS_RUNNER_H
 #define TANDEM_TESTS_RUNNER_H
 
-/* One model and one or more sequences over scattered pages, without engine or pool: for tests that look at
- * logits. Pages are handed out in a shuffled order, and the space between them is filled with NaN. */
+/* One model and one or more sequences over scattered pages, without engine or pool: for tests and benches that look
+ * at whole passes. Pages are handed out in a shuffled order, and the space between them is filled with NaN. */
 
 #include "model/model.h"
 
@@ -20,7 +20,7 @@ struct runner_options {
     int select_layer;     /* 0: one group; else shallow and deep groups */
 };
 
-/* Fails the running test on any error. */
+/* Any error ends the process with its text. */
 struct runner *runner_open(const struct runner_options *o);
 void runner_close(struct runner *r);
 const struct model_config *runner_config(const struct runner *r);
@@ -37,6 +37,14 @@ struct runner_piece {
 /* Run one pass over pieces (generated ones first); logits f32 [sum of n][vocab] of every row, in the order of
  * the pieces. */
 void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits);
+
+/* The same with logits of the last n_logits rows alone (0: none). */
+void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits,
+                      int n_logits);
+
+/* Bytes of packed weights that a pass reads; the backend's name. */
+size_t runner_weight_bytes(const struct runner *r);
+const char *runner_device(const struct runner *r);
 
 /* Forget a sequence's tokens beyond n. */
 void runner_truncate(struct runner *r, int seq, int n);

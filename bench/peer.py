@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Tandem beside llama.cpp on the same file, threads and points, interleaved A B A B, medians.
+
+  python3 bench/peer.py --model MODEL.gguf --llama-include DIR --llama-lib DIR [--threads 2] [--reps 7]
+
+The llama.cpp build is yours (its own README says how; use its native CPU options). DIRs hold llama.h, ggml.h and
+libllama.so. Every setting of flash attention and of its repacked buffers is tried first and the peer's best one
+at each point is the one that is compared. Writes one CSV row a point; needs ninja's bench_step built.
+A setting in which the peer crashes or fails is named and left out."""
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+POINTS = ["gen:1:0", "gen:5:0", "prompt:512:0", "gen:1:7168", "gen:5:7168"]
+TARGETS = {"gen:1:0": 1.7, "gen:5:0": 2.0, "prompt:512:0": 2.0, "gen:1:7168": 6.0}
+
+
+class Side:
+    def __init__(self, cmd, env=None):
+        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def time(self, point):
+        try:
+            self.p.stdin.write(point + "\n")
+            self.p.stdin.flush()
+            line = self.p.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise RuntimeError(f"exit {self.p.wait()}")
+        return float(line)
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
+
+
+def build_peer(args, folder):
+    out = os.path.join(folder, "llama_step")
+    inc = [f"-I{d}" for d in args.llama_include]
+    subprocess.run(["gcc", "-O2", "-o", out, os.path.join(HERE, "peer", "llama_step.c"), *inc,
+                    f"-L{args.llama_lib}", "-lllama", "-lggml", "-lggml-base", "-lggml-cpu",
+                    f"-Wl,-rpath,{os.path.abspath(args.llama_lib)}"], check=True)
+    return out
+
+
+def peer_settings(peer, args):
+    """The settings that run, by point: the best of a first timing."""
+    best = {}
+    for flash in (0, 1):
+        for extra in (0, 1):
+            side = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
+            try:
+                for point in args.points:
+                    side.time(point)
+                    t = min(side.time(point) for _ in range(2))
+                    if point not in best or t < best[point][0]:
+                        best[point] = (t, (flash, extra))
+                side.close()
+            except RuntimeError as e:
+                print(f"# peer with flash attention {flash}, extra buffers {extra}: {e}", file=sys.stderr)
+    return {point: setting for point, (_, setting) in best.items()}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", required=True)
+    p.add_argument("--llama-include", required=True, action="append")
+    p.add_argument("--llama-lib", required=True)
+    p.add_argument("--bench-step", default="build/release/bench/bench_step")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--reps", type=int, default=7)
+    p.add_argument("--points", default=",".join(POINTS), type=lambda s: s.split(","))
+    args = p.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        peer = build_peer(args, folder)
+        settings = peer_settings(peer, args)
+        print("point,threads,reps,tandem_ms,peer_ms,peer_over_tandem,ratio_min,ratio_max,wanted,peer_flash,"
+              "peer_extra_buffers")
+        for point in args.points:
+            if point not in settings:
+                print(f"# {point}: no peer setting ran", file=sys.stderr)
+                continue
+            flash, extra = settings[point]
+            ours = Side([args.bench_step, args.model, "--threads", str(args.threads), "--serve"])
+            theirs = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
+            ours.time(point), theirs.time(point)
+            pairs = [(ours.time(point), theirs.time(point)) for _ in range(args.reps)]
+            ours.close(), theirs.close()
+            a, b = statistics.median(x for x, _ in pairs), statistics.median(y for _, y in pairs)
+            ratios = [y / x for x, y in pairs]
+            print(f"{point},{args.threads},{args.reps},{a:.3f},{b:.3f},{statistics.median(ratios):.2f},"
+                  f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
