@@ -1,25 +1,30 @@
 /* Patterns that cut a text before byte-level BPE. The engine is PCRE2, the patterns were written for
  * Oniguruma; two things differ and are spelled out here: \s is Unicode's White_Space (PCRE2 adds
- * U+180E), and the digits-first step of SmolLM is folded into one pattern. */
+ * U+180E), and letters and numbers are those of a newer Unicode. The digits-first step of SmolLM is
+ * folded into one pattern. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "model/pretokenize_new.h"
 #include "model/tokenizer_private.h"
 
 /* White_Space, for use inside a class. */
 #define WS "\\x{09}-\\x{0d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}" \
            "\\x{202f}\\x{205f}\\x{3000}"
+#define L "\\p{L}" NEW_UPPER NEW_LOWER NEW_CASELESS
+#define N "\\p{N}" NEW_NUMBERS
+#define UPPER "\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}" NEW_UPPER NEW_CASELESS NEW_MARKS
+#define LOWER "\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}" NEW_LOWER NEW_CASELESS NEW_MARKS
+
 #define CONTRACTIONS "'(?:[stmd]|re|ve|ll)"
 #define CONTRACTIONS_ANY_CASE "(?i:" CONTRACTIONS ")"
 #define SPACES "[" WS "]+(?![^" WS "])|[" WS "]+"
-#define WORD "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
-#define SYMBOLS " ?[^" WS "\\p{L}\\p{N}]+"
+#define WORD "[^\\r\\n" L N "]?[" L "]+"
+#define SYMBOLS " ?[^" WS L N "]+"
 #define NEWLINES "[" WS "]*[\\r\\n]+"
-#define UPPER "\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}"
-#define LOWER "\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}"
 
 /* `ours` is what PCRE2 compiles; `theirs` the exact text in a tokenizer.json (source: those files of
  * Llama 3, Qwen2 and Mistral Nemo; GPT-2's is built into the ByteLevel step there). */
@@ -28,26 +33,27 @@ static const struct {
 } patterns[PRE_N_KINDS] = {
     [PRE_NONE] = {"none", NULL, NULL},
     [PRE_GPT2] = {"gpt-2",
-                  CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+|" SYMBOLS "|" SPACES,
+                  CONTRACTIONS "| ?[" L "]+| ?[" N "]+|" SYMBOLS "|" SPACES,
                   "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"},
     [PRE_LLAMA3] = {"llama-bpe",
-                    CONTRACTIONS_ANY_CASE "|" WORD "|\\p{N}{1,3}|" SYMBOLS "[\\r\\n]*|" NEWLINES
+                    CONTRACTIONS_ANY_CASE "|" WORD "|[" N "]{1,3}|" SYMBOLS "[\\r\\n]*|" NEWLINES
                                           "|" SPACES,
                     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}"
                     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
     [PRE_QWEN2] = {"qwen2",
-                   CONTRACTIONS_ANY_CASE "|" WORD "|\\p{N}|" SYMBOLS "[\\r\\n]*|" NEWLINES "|" SPACES,
+                   CONTRACTIONS_ANY_CASE "|" WORD "|[" N "]|" SYMBOLS "[\\r\\n]*|" NEWLINES
+                   "|" SPACES,
                    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
                    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
     /* Two steps in the files: every \p{N} apart, then GPT-2's pattern inside the pieces between. A
      * piece ends before a digit, so a run of spaces there is taken whole as if the text ended. */
     [PRE_SMOLLM] = {"smollm",
-                    "\\p{N}|" CONTRACTIONS "| ?\\p{L}+|" SYMBOLS "|[" WS "]+(?![^" WS
-                    "\\p{N}])|[" WS "]+",
+                    "[" N NEWEST_DIGITS "]|" CONTRACTIONS "| ?[" L "]+| ?[^" WS L N NEWEST_DIGITS
+                    "]+|[" WS "]+(?![^" WS N NEWEST_DIGITS "])|[" WS "]+",
                     NULL},
     [PRE_TEKKEN] = {"tekken",
-                    "[^\\r\\n\\p{L}\\p{N}]?[" UPPER "]*[" LOWER "]+|[^\\r\\n\\p{L}\\p{N}]?[" UPPER
-                    "]+[" LOWER "]*|\\p{N}|" SYMBOLS "[\\r\\n/]*|" NEWLINES "|" SPACES,
+                    "[^\\r\\n" L N "]?[" UPPER "]*[" LOWER "]+|[^\\r\\n" L N "]?[" UPPER "]+[" LOWER
+                    "]*|[" N "]|" SYMBOLS "[\\r\\n/]*|" NEWLINES "|" SPACES,
                     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
                     "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|[^\\r\\n\\p{L}\\p{N}]?"
                     "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}"
