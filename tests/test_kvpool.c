@@ -326,6 +326,7 @@ static void op_truncate(struct model *m, int i) {
     /* Mostly a rollback above what is committed; sometimes into committed text, or of one class. */
     int low = draw(m, 8) ? (s->committed < n ? s->committed : n) : 0;
     int to = low + draw(m, n - low + 1);
+    if (draw(m, 3) == 0) to -= to % 64;
     int only = draw(m, 6) ? -1 : draw(m, 3);
     bool rewrite = only < 0 && draw(m, 2);
     for (int c = 0; c < 3; c++) {
@@ -571,6 +572,39 @@ static void test_kvpool_lru_order(void) {
     kvpool_close(p);
 }
 
+/* A sequence that hangs its blocks on another's block keeps that block young, so that the chain is
+ * forgotten from its end. */
+static void test_kvpool_lru_foreign_parent(void) {
+    struct kvpool_options o = options(0, 0, 1, 64);
+    struct kvpool *p = open_pool(&o);
+    struct err e = {0};
+    int32_t t[192], other[64];
+    int a, b, hit;
+    fill(t, 192, 0);
+    fill(other, 64, 5000);
+    assert_ok(kvpool_seq_open(p, 192, false, t, 192, 0, &a, &hit, &e), e);
+    assert_ok(kvpool_seq_open(p, 192, false, t, 192, 0, &b, &hit, &e), e);
+    kvpool_seq_extend(p, a, KVPOOL_DEEP, 192);
+    kvpool_seq_extend(p, b, KVPOOL_DEEP, 192);
+    kvpool_seq_register(p, a, t, 64, KVPOOL_PROMPT, 0);
+    kvpool_seq_register(p, b, t, 128, KVPOOL_PROMPT, 0);
+    kvpool_seq_close(p, a);
+    int32_t first = kvpool__prefix_find(p, -1, 0, 1 << KVPOOL_DEEP, t);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(kvpool_seq_open(p, 64, false, other, 64, 0, &a, &hit, &e), e);
+        kvpool_seq_extend(p, a, KVPOOL_DEEP, 64);
+        kvpool_seq_register(p, a, other, 64, KVPOOL_PROMPT, 0);
+        kvpool_seq_close(p, a);
+        other[0]--;
+        assert_int_not_equal(p->lru.head, first);
+        if (i == 0) kvpool_seq_register(p, b, t, 192, KVPOOL_PROMPT, 0);
+        else kvpool_seq_close(p, b);
+        assert_int_equal(p->lru.head, first);
+        kvpool_check(p);
+    }
+    kvpool_close(p);
+}
+
 /* Memory moves between classes: all of it to a target without a draft, and back. */
 static void test_kvpool_classes_share(void) {
     struct kvpool_options o = options(1, 1, 2, 256);
@@ -787,6 +821,7 @@ const struct test tests[] = {
     {"kvpool_hit_rounding", TEST_QUICK, 5000, test_kvpool_hit_rounding},
     {"kvpool_collisions", TEST_QUICK, 5000, test_kvpool_collisions},
     {"kvpool_lru_order", TEST_QUICK, 5000, test_kvpool_lru_order},
+    {"kvpool_lru_foreign_parent", TEST_QUICK, 5000, test_kvpool_lru_foreign_parent},
     {"kvpool_classes_share", TEST_QUICK, 5000, test_kvpool_classes_share},
     {"kvpool_minimum", TEST_QUICK, 5000, test_kvpool_minimum},
     {"kvpool_one_allocation", TEST_QUICK, 5000, test_kvpool_one_allocation},
