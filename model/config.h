@@ -1,8 +1,8 @@
 #ifndef TANDEM_MODEL_CONFIG_H
 #define TANDEM_MODEL_CONFIG_H
 
-/* What a dense decoder is, in numbers: read from a GGUF header or a Hugging Face config.json, checked
- * before any weight is touched. */
+/* What a dense decoder is, in numbers: read from a GGUF header or a Hugging Face config.json,
+ * checked before any weight is touched. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,9 +33,9 @@ struct model_config {
     int n_kv_heads;          /* divides n_heads */
     int head_dim;            /* explicit, not always H / n_heads */
     int vocab;               /* rows of the embedding and head, padded ones included */
-    int context;             /* tokens the model may be asked for: its positions, stretched by a linear
-                              * or YaRN factor, cut to the sliding window where it has one (inside the
-                              * window full attention is the same; Mistral v0.1: 4,096) */
+    int context;             /* tokens the model may be asked for: its positions, stretched by a
+                              * linear or YaRN factor, cut to the sliding window where it has one
+                              * (inside it full attention is the same; Mistral v0.1: 4,096) */
     float norm_eps;
     bool tied;               /* the head is the embedding */
     bool qkv_bias;           /* Qwen2 */

@@ -4,11 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <jansson.h>
-
 #include "base/err.h"
 #include "model/config.h"
 #include "model/config_private.h"
+#include "model/json_private.h"
 
 enum { MAX_JSON_BYTES = 4 << 20 };
 
@@ -331,12 +330,11 @@ int model_config_from_json(struct model_config *c, const char *json, size_t n, s
     if (n > MAX_JSON_BYTES)
         return err_raise(e, E_TOO_LONG, "a config of %zu bytes; %d is the limit", n,
                          MAX_JSON_BYTES);
-    json_error_t why;
-    json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &why);
-    if (!root) return err_raise(e, E_FORMAT, "line %d: %s", why.line, why.text);
+    json_t *root;
+    int rc = json__parse_object(&root, json, n, e);
+    if (rc) return rc;
     struct reader r = {root, NULL, e, 0};
-    int rc = json_is_object(root) ? read_config(&r, c)
-                                  : err_raise(e, E_FORMAT, "the config is no JSON object");
+    rc = read_config(&r, c);
     json_decref(root);
     return rc;
 }

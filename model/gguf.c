@@ -346,7 +346,6 @@ static int read_header(struct gguf *g, struct cursor *c, bool header_only, struc
     if (version != 2 && version != 3)
         return err_raise(e, E_UNSUPPORTED, "GGUF version %llu; 2 and 3 are supported",
                          (unsigned long long)version);
-    g->version = (uint32_t)version;
     if (!take_number(c, 8, &n_tensors) || !take_number(c, 8, &n_pairs))
         return err_ends(c, "the counts", e);
     if (n_pairs > MAX_KEYS || n_pairs > c->left / MIN_KEY_ENTRY)

@@ -1,9 +1,9 @@
 #ifndef TANDEM_MODEL_GGUF_H
 #define TANDEM_MODEL_GGUF_H
 
-/* GGUF v2 and v3 files, little endian, read as hostile bytes: every count, length, type, offset and
- * alignment is checked against the bytes that are there before it is used; nothing is allocated from
- * a number in the file alone. Source: the format page of the ggml project (docs/gguf.md). */
+/* GGUF v2 and v3 files, little endian, read as hostile bytes: every count, length, type, offset
+ * and alignment is checked against the bytes that are there before it is used; nothing is allocated
+ * from a number in the file alone. Source: the format page of the ggml project (docs/gguf.md). */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,14 +34,14 @@ struct gguf_tensor {
     size_t bytes;
 };
 
-/* Map and check the whole header of `path`. Errors name the file, the key or tensor, and the value. */
+/* Map and check the whole header of `path`. Errors name file, key or tensor, and value. */
 int gguf_open(struct gguf **out, const char *path, struct err *e);
 
 /* The same over bytes that the caller keeps alive (tests, fuzzing). */
 int gguf_open_bytes(struct gguf **out, const uint8_t *data, size_t n, struct err *e);
 
-/* The header alone: tensor data may be missing (the first megabytes of a download are enough to plan
- * with); `data` of a tensor that is not wholly there is NULL. */
+/* The header alone: tensor data may be missing (the first megabytes of a download are enough to
+ * plan with); `data` of a tensor that is not wholly there is NULL. */
 int gguf_open_header(struct gguf **out, const char *path, struct err *e);
 
 /* Safe on NULL. */
@@ -67,7 +67,8 @@ int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, st
 /* Arrays. gguf_array gives element type and count; gguf_array_str fills `out[0..n)` with strings
  * (checked once; n must be the array's count), gguf_array_data the raw little-endian elements of a
  * fixed-size type, which may lie unaligned: memcpy them. */
-int gguf_array(const struct gguf *g, const char *key, enum gguf_type *type, size_t *n, struct err *e);
+int gguf_array(const struct gguf *g, const char *key, enum gguf_type *type, size_t *n,
+               struct err *e);
 int gguf_array_str(const struct gguf *g, const char *key, struct gguf_str *out, size_t n,
                    struct err *e);
 int gguf_array_data(const struct gguf *g, const char *key, enum gguf_type type, const void **data,

@@ -27,7 +27,6 @@ struct gguf {
     uint32_t *tensor_order; /* sorted by name */
     size_t n_tensors;
     size_t header_bytes; /* up to the end of the tensor list */
-    uint32_t version;
 };
 
 extern const char *const gguf__type_names[GGUF_N_TYPES];

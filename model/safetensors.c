@@ -5,17 +5,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "model/json_private.h"
 
 enum {
     MAX_HEADER_BYTES = 100000000, /* the format's own limit */
     MAX_INDEX_BYTES = 64 << 20,
-    MAX_JSON_VALUES = 4 << 20, /* a value costs the parser tens of bytes; no model has as many */
     MAX_TENSORS = 1 << 20,
     MAX_SHARD_NAME = 255,
     LENGTH_BYTES = 8,
@@ -50,22 +48,6 @@ struct safetensors {
 
 /* ---- JSON with a bounded cost ------------------------------------------------------------------
  */
-
-/* Parse n bytes that must be one object. The count of separators bounds what the parser allocates.
- */
-static int parse_object(json_t **out, const char *text, size_t n, struct err *e) {
-    size_t values = 0;
-    for (size_t i = 0; i < n; i++) values += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    if (values > MAX_JSON_VALUES)
-        return err_raise(e, E_TOO_LONG, "JSON with %zu values; %d is the limit", values,
-                         MAX_JSON_VALUES);
-    json_error_t why;
-    *out = json_loadb(text, n, JSON_REJECT_DUPLICATES, &why);
-    if (!*out) return err_raise(e, E_FORMAT, "JSON at byte %d: %s", why.position, why.text);
-    if (json_is_object(*out)) return 0;
-    json_decref(*out);
-    return err_raise(e, E_FORMAT, "the JSON is no object");
-}
 
 static bool read_u64(const json_t *v, uint64_t *out) {
     if (!json_is_integer(v) || json_integer_value(v) < 0) return false;
@@ -213,7 +195,7 @@ static int read_header(struct safetensors *s, const uint8_t *data, size_t n, siz
     size_t bytes = n - *header_bytes, from = s->n_tensors;
     json_t *root, *entry;
     const char *name;
-    int rc = parse_object(&root, text, (size_t)length, e);
+    int rc = json__parse_object(&root, text, (size_t)length, e);
     if (rc) return rc;
     json_object_foreach(root, name, entry) {
         if (strcmp(name, "__metadata__") == 0) rc = check_metadata(entry, e);
@@ -327,7 +309,7 @@ static int open_index(struct safetensors *s, const char *folder, const char *pat
     json_t *root;
     int rc = file_read(&f, path, MAX_INDEX_BYTES, e);
     if (rc) return rc;
-    rc = parse_object(&root, f.data ? (const char *)f.data : "", f.bytes, e);
+    rc = json__parse_object(&root, f.data ? (const char *)f.data : "", f.bytes, e);
     file_close(&f);
     if (rc == 0) {
         rc = read_weight_map(s, json_object_get(root, "weight_map"), folder, e);

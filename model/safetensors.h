@@ -2,9 +2,9 @@
 #define TANDEM_MODEL_SAFETENSORS_H
 
 /* Weights in safetensors files: one file, or a folder with model.safetensors or with shards that
- * model.safetensors.index.json names. Read as hostile bytes: the header's length, every offset, shape
- * and type is held against the file; tensors must fill the data without overlap or hole. Source: the
- * format section of the safetensors project's README. */
+ * model.safetensors.index.json names. Read as hostile bytes: the header's length, every offset,
+ * shape and type is held against the file; tensors must fill the data without overlap or hole.
+ * Source: the format section of the safetensors project's README. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,16 +19,16 @@ enum { SAFETENSORS_MAX_DIMS = 8, SAFETENSORS_MAX_SHARDS = 1024 };
 
 struct safetensors_tensor {
     const char *name;
-    const char *type; /* as in the file: "BF16", "I64", ... static string */
-    int n_dims;       /* 0..8; a rank of 0 is a scalar */
+    const char *type;                    /* as in the file: "BF16", "I64", ... static string */
+    int n_dims;                          /* 0..8; a rank of 0 is a scalar */
     uint64_t dims[SAFETENSORS_MAX_DIMS]; /* dims[n_dims - 1] is the contiguous one */
     const uint8_t *data;
     size_t bytes;
     int shard;
 };
 
-/* Open a file or a folder. Errors name the file, the tensor and the value. E_NOT_FOUND where a folder
- * holds no safetensors. */
+/* Open a file or a folder. Errors name the file, the tensor and the value. E_NOT_FOUND where a
+ * folder holds no safetensors. */
 int safetensors_open(struct safetensors **out, const char *path, struct err *e);
 
 /* The same over bytes of one file that the caller keeps alive (tests, fuzzing). */

@@ -6,12 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <jansson.h>
 #include <xxhash.h>
 
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "model/json_private.h"
 #include "model/source_private.h"
 
 enum {
@@ -88,16 +88,17 @@ static int open_gguf(struct model_source *s, bool plan, struct err *e) {
 
 /* The type that a config.json promises for its weights: torch_dtype, dtype in newer files; f32 as
  * in transformers where neither is there. */
-static enum kern_dtype promised_dtype(const struct file *config) {
-    json_t *root =
-        json_loadb((const char *)config->data, config->bytes, JSON_REJECT_DUPLICATES, NULL);
+static int promised_dtype(const struct file *config, enum kern_dtype *out, struct err *e) {
+    json_t *root;
+    int rc = json__parse_object(&root, (const char *)config->data, config->bytes, e);
+    if (rc) return rc;
     const char *type = json_string_value(json_object_get(root, "torch_dtype"));
     if (!type) type = json_string_value(json_object_get(root, "dtype"));
-    enum kern_dtype t = KERN_F32;
-    if (type && strstr(type, "bfloat16")) t = KERN_BF16;
-    else if (type && strstr(type, "float16")) t = KERN_F16;
+    *out = KERN_F32;
+    if (type && strstr(type, "bfloat16")) *out = KERN_BF16;
+    else if (type && strstr(type, "float16")) *out = KERN_F16;
     json_decref(root);
-    return t;
+    return 0;
 }
 
 static int read_config(struct model_source *s, const char *path, struct err *e) {
@@ -106,11 +107,9 @@ static int read_config(struct model_source *s, const char *path, struct err *e) 
     if (rc) return rc;
     const char *text = f.data ? (const char *)f.data : "";
     rc = model_config_from_json(&s->config, text, f.bytes, e);
-    if (rc) err_prefix(e, rc, "%s", path);
-    else {
-        s->planned_dtype = promised_dtype(&f);
-        s->fingerprint = XXH3_64bits(text, f.bytes);
-    }
+    if (rc == 0) rc = promised_dtype(&f, &s->planned_dtype, e);
+    if (rc == 0) s->fingerprint = XXH3_64bits(text, f.bytes);
+    else err_prefix(e, rc, "%s", path);
     file_close(&f);
     return rc;
 }
@@ -172,10 +171,10 @@ static int open_any(struct model_source **out, const char *path, bool plan, stru
     struct model_source *s = calloc(1, sizeof *s);
     if (!s) return err_raise(e, E_NOMEM, "no memory for a model source");
     arena_init(&s->arena, ARENA_CHUNK, ARENA_LIMIT);
-    s->path = strdup(path);
-    if (folder) s->folder = strdup(path);
+    s->path = arena_strndup(&s->arena, path, strlen(path));
+    if (folder) s->folder = s->path;
     int rc;
-    if (!s->path || (folder && !s->folder)) rc = err_raise(e, E_NOMEM, "no memory for a path");
+    if (!s->path) rc = err_raise(e, E_NOMEM, "no memory for a path");
     else if (folder) rc = open_folder(s, plan, e);
     else if (plan && has_suffix(path, ".json")) rc = open_config_alone(s, e);
     else rc = open_gguf(s, plan, e);
@@ -201,8 +200,6 @@ void model_source_close(struct model_source *s) {
     gguf_close(s->gguf);
     safetensors_close(s->tensors);
     arena_deinit(&s->arena);
-    free(s->path);
-    free(s->folder);
     free(s);
 }
 

@@ -1,11 +1,11 @@
 #ifndef TANDEM_MODEL_SOURCE_H
 #define TANDEM_MODEL_SOURCE_H
 
-/* One view over the files that a model comes in: a GGUF file, or a Hugging Face folder (config.json and
- * safetensors, sharded or not). Opening checks everything that can be told from headers: the config,
- * that every tensor which the architecture needs is there with the right shape and a type that we can
- * compute with, and that no tensor is left over that we would silently ignore. Weights stay in the
- * files' mappings until they are packed (model_open); then close the source. */
+/* One view over the files that a model comes in: a GGUF file, or a Hugging Face folder (config.json
+ * and safetensors, sharded or not). Opening checks everything that can be told from headers: the
+ * config, that every tensor which the architecture needs is there with the right shape and a type
+ * that we can compute with, and that no tensor is left over that we would silently ignore. Weights
+ * stay in the files' mappings until they are packed (model_open); then close the source. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,8 +45,8 @@ enum tensor_role {
     TENSOR_N_ROLES
 };
 
-/* One tensor as it lies in the file, row-major, rows outputs and cols inputs of y = W x; a vector has
- * one row. */
+/* One tensor as it lies in the file, row-major, rows outputs and cols inputs of y = W x; a vector
+ * has one row. */
 struct tensor_view {
     const char *name; /* the file's name for it; lives as long as the source */
     enum kern_dtype dtype;
@@ -61,8 +61,9 @@ struct tensor_view {
  * E_UNSUPPORTED for PyTorch checkpoints, with what to do instead. */
 int model_source_open(struct model_source **out, const char *path, struct err *e);
 
-/* The same for planning: weights need not be there. Also takes a config.json (or a folder that holds
- * only that: shapes follow from it, the type is its torch_dtype) and the beginning of a GGUF file. */
+/* The same for planning: weights need not be there. Also takes a config.json (or a folder that
+ * holds only that: shapes follow from it, the type is its torch_dtype) and the beginning of a GGUF
+ * file. */
 int model_source_plan_only(struct model_source **out, const char *path, struct err *e);
 
 /* Safe on NULL. Views and the GGUF handle end with it. */
@@ -72,12 +73,13 @@ const struct model_config *model_source_config(const struct model_source *s);
 const char *model_source_path(const struct model_source *s); /* as given */
 bool model_source_has_weights(const struct model_source *s);
 
-/* The tensor of `role` in `layer` (0 for the model's own). E_NOT_FOUND where this model has none: only
- * possible for OUTPUT, ROPE_FREQS, biases and Q/K norms, others were found by open. */
+/* The tensor of `role` in `layer` (0 for the model's own). E_NOT_FOUND where this model has none:
+ * only possible for OUTPUT, ROPE_FREQS, biases and Q/K norms, others were found by open. */
 int model_source_find(const struct model_source *s, enum tensor_role role, int layer,
                       struct tensor_view *out, struct err *e);
 
-/* All tensors that the model uses, in the order of roles and layers: for `info`, plan and loading. */
+/* All tensors that the model uses, in the order of roles and layers: for `info`, plan and loading.
+ */
 size_t model_source_n_tensors(const struct model_source *s);
 const struct tensor_view *model_source_tensor_at(const struct model_source *s, size_t idx);
 uint64_t model_source_n_params(const struct model_source *s);
@@ -93,8 +95,8 @@ const char *model_source_folder(const struct model_source *s);
 /* The chat template's text, NULL where the model brings none. */
 const char *model_source_chat_template(const struct model_source *s, size_t *n);
 
-/* 64 bits over the headers and the first bytes of each tensor (where they are there): tells one model
- * file from another, not proof against an adversary. */
+/* 64 bits over the headers and the first bytes of each tensor (where they are there): tells one
+ * model file from another, not proof against an adversary. */
 uint64_t model_source_fingerprint(const struct model_source *s);
 
 #ifdef __cplusplus

@@ -4,10 +4,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
 #include "base/err.h"
 #include "base/file.h"
+#include "model/json_private.h"
 #include "model/source_private.h"
 
 enum { MAX_TEMPLATE_BYTES = 1 << 20, MAX_TOKENIZER_CONFIG_BYTES = 64 << 20 };
@@ -36,13 +35,12 @@ static const char *template_in(json_t *config) {
 
 static int read_tokenizer_config(struct model_source *s, const char *path, struct err *e) {
     struct file f;
-    json_error_t why;
     int rc = file_read(&f, path, MAX_TOKENIZER_CONFIG_BYTES, e);
     if (rc) return rc;
-    json_t *root =
-        json_loadb(f.data ? (const char *)f.data : "", f.bytes, JSON_REJECT_DUPLICATES, &why);
+    json_t *root;
+    rc = json__parse_object(&root, f.data ? (const char *)f.data : "", f.bytes, e);
     file_close(&f);
-    if (!root) return err_raise(e, E_FORMAT, "%s: line %d: %s", path, why.line, why.text);
+    if (rc) return err_prefix(e, rc, "%s", path);
     const char *text = template_in(root);
     rc = text ? keep(s, text, strlen(text), e) : 0;
     json_decref(root);

@@ -280,6 +280,9 @@ static const struct {
     {LLAMA32, "{'rope_theta':1}", E_FORMAT, "rope base is 1"},
     {LLAMA32, "{'tie_word_embeddings':1}", E_FORMAT,
      "tie_word_embeddings: a number, expected a bool"},
+    {LLAMA32, "{'rope_parameters':{'partial_rotary_factor':0.25}}", E_UNSUPPORTED, "partial rope"},
+    {LLAMA32, "{'hidden_act':true}", E_FORMAT, "hidden_act: a bool, expected a string"},
+    {LLAMA32, "{'hidden_size':{}}", E_FORMAT, "hidden_size: an object, expected a number"},
     {LLAMA32, "{'rope_scaling':[]}", E_FORMAT, "rope_scaling: an array, expected an object"},
     {LLAMA32, "{'rope_scaling':{'type':'dynamic','factor':2}}", E_UNSUPPORTED, "\"dynamic\""},
     {LLAMA32, "{'rope_scaling':{'rope_type':'longrope'}}", E_UNSUPPORTED, "\"longrope\""},
@@ -490,6 +493,64 @@ static void test_config_gguf_names_every_lie(void) {
     }
 }
 
+/* Keys that are lists a layer, a vocabulary told by its tokens, an encoder, no architecture. */
+static void test_config_gguf_unusual(void) {
+    static const struct {
+        uint32_t elem;
+        int32_t values[2];
+        int code;
+        const char *text;
+    } cases[] = {
+        {GGUF_I32, {2, 2}, 0, ""},
+        {GGUF_U32, {4, 4}, 0, ""},
+        {GGUF_I32, {2, 1}, E_UNSUPPORTED, "layers of different sizes (2 and 1)"},
+        {GGUF_I32, {-2, -2}, E_FORMAT, "key llama.attention.head_count_kv: -2 is outside"},
+        {GGUF_F32, {2, 2}, E_FORMAT, "no list of integers"},
+    };
+    struct model_config c;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int causal = 1; causal >= 0; causal--) {
+            struct strbuf b = {0};
+            struct gguf *g;
+            struct err e = {0};
+            put_header(&b, 3, 0, 10);
+            put_key_str(&b, "general.architecture", "llama");
+            put_key_u32(&b, "llama.block_count", 2);
+            put_key_u32(&b, "llama.embedding_length", 64);
+            put_key_u32(&b, "llama.feed_forward_length", 64);
+            put_key_u32(&b, "llama.attention.head_count", 4);
+            put_array(&b, "llama.attention.head_count_kv", cases[i].elem, 2);
+            for (int k = 0; k < 2; k++) put_little(&b, (uint32_t)cases[i].values[k], 4);
+            put_key_u32(&b, "llama.context_length", 64);
+            put_key_f32(&b, "llama.attention.layer_norm_rms_epsilon", 1e-6f);
+            put_array(&b, "tokenizer.ggml.tokens", GGUF_STRING, 3);
+            for (int k = 0; k < 3; k++) put_str(&b, "t");
+            put_key(&b, "llama.attention.causal", GGUF_BOOL);
+            put_little(&b, (uint64_t)causal, 1);
+            assert_ok(gguf_open_bytes(&g, (const uint8_t *)b.data, b.n, &e), e);
+            int code = model_config_from_gguf(&c, g, &e), want = cases[i].code;
+            if (want == 0 && !causal) want = E_UNSUPPORTED;
+            if (code != want || !strstr(e.message, cases[i].text))
+                fail_msg("case %zu: %s \"%s\"", i, err_name(code), e.message);
+            if (code == 0) {
+                assert_int_equal(c.n_kv_heads, cases[i].values[0]);
+                assert_int_equal(c.vocab, 3);
+            }
+            if (want != cases[i].code) assert_non_null(strstr(e.message, "an encoder"));
+            gguf_close(g);
+            strbuf_deinit(&b);
+        }
+    struct strbuf b = {0};
+    struct gguf *g;
+    struct err e = {0};
+    put_header(&b, 3, 0, 0);
+    assert_ok(gguf_open_bytes(&g, (const uint8_t *)b.data, b.n, &e), e);
+    assert_int_equal(model_config_from_gguf(&c, g, &e), E_FORMAT);
+    assert_non_null(strstr(e.message, "general.architecture is missing"));
+    gguf_close(g);
+    strbuf_deinit(&b);
+}
+
 static void test_config_default_target(void) {
     struct gguf *g;
     struct model_config c;
@@ -656,6 +717,7 @@ const struct test tests[] = {
     {"config_json_syntax", TEST_QUICK, 5000, test_config_json_syntax},
     {"config_gguf_families", TEST_QUICK, 5000, test_config_gguf_families},
     {"config_gguf_names_every_lie", TEST_QUICK, 5000, test_config_gguf_names_every_lie},
+    {"config_gguf_unusual", TEST_QUICK, 5000, test_config_gguf_unusual},
     {"config_default_target", TEST_QUICK, 5000, test_config_default_target},
     {"config_rope_frequencies", TEST_QUICK, 5000, test_config_rope_frequencies},
     {0},

@@ -9,9 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <jansson.h>
+
 #include "base/err.h"
 #include "model/gguf.h"
 #include "model/source.h"
+#include "tests/fail_alloc.h"
 #include "tests/gguf_builder.h"
 
 enum { LAYERS = 2, HIDDEN = 32, FFN = 64, HEADS = 2, KV_HEADS = 1, HEAD_DIM = 16, VOCAB = 40 };
@@ -376,7 +379,7 @@ static void test_source_folder(void) {
     unlink(in_folder("chat_template.jinja"));
     write_text("tokenizer_config.json", "{\"chat_template\"");
     assert_int_equal(model_source_open(&s, folder, &e), E_FORMAT);
-    assert_non_null(strstr(e.message, "tokenizer_config.json: line 1"));
+    assert_non_null(strstr(e.message, "tokenizer_config.json: JSON, line 1"));
     remove_folder();
 }
 
@@ -538,6 +541,47 @@ static void test_source_refuses_other_files(void) {
     remove_folder();
 }
 
+/* The n-th allocation fails, and all after it, for every n until the file opens: each time E_NOMEM,
+ * and nothing is left behind. */
+static void check_every_allocation(const char *what) {
+    long before = fail_alloc_live();
+    for (long n = 1;; n++) {
+        struct model_source *s;
+        struct err e = {0};
+        fail_alloc_at(n);
+        int rc = model_source_open(&s, what, &e);
+        long failed = fail_alloc_n_failed();
+        fail_alloc_at(0);
+        if (rc == 0) model_source_close(s);
+        if (fail_alloc_live() != before)
+            fail_msg("%s: %ld blocks left when allocation %ld fails", what,
+                     fail_alloc_live() - before, n);
+        if (failed == 0) {
+            assert_int_equal(rc, 0);
+            assert_true(n > 10); /* the hooks are live */
+            return;
+        }
+        /* jansson's lexer tells a failed allocation as a syntax error. */
+        bool lexer = rc == E_FORMAT && strstr(e.message, "JSON, line");
+        if (rc != E_NOMEM && !lexer)
+            fail_msg("%s: %s \"%s\" when allocation %ld fails", what, err_name(rc), e.message, n);
+    }
+}
+
+static void test_source_out_of_memory(void) {
+    make_folder();
+    json_set_alloc_funcs(fail_alloc_malloc, fail_alloc_free);
+    struct content c = make_content(false, "qwen3");
+    write_gguf("m.gguf", &c);
+    check_every_allocation(in_folder("m.gguf"));
+    c = make_content(true, "llama");
+    write_config("config.json", "LlamaForCausalLM", ",\"tie_word_embeddings\":true");
+    write_text("tokenizer_config.json", "{\"chat_template\":\"plain\"}");
+    write_safetensors(&c);
+    check_every_allocation(folder);
+    remove_folder();
+}
+
 static void test_source_default_target(void) {
     struct model_source *s;
     struct tensor_view v;
@@ -564,6 +608,7 @@ const struct test tests[] = {
     {"source_plan_only", TEST_QUICK, 5000, test_source_plan_only},
     {"source_names_every_lie", TEST_QUICK, 10000, test_source_names_every_lie},
     {"source_refuses_other_files", TEST_QUICK, 5000, test_source_refuses_other_files},
+    {"source_out_of_memory", TEST_QUICK, 20000, test_source_out_of_memory},
     {"source_default_target", TEST_QUICK, 5000, test_source_default_target},
     {0},
 };
