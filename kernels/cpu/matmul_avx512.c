@@ -134,6 +134,10 @@ static size_t records_bytes(int n, int cols) {
     return (size_t)n * (size_t)mm_units(cols) * sizeof(struct mm_act);
 }
 
+static float *records_f32(const void *act, int n, int cols) {
+    return (float *)(void *)((uint8_t *)act + records_bytes(n, cols));
+}
+
 static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int cols) {
     if (cls == CPU_PROMPT && c->amx) return cpu_mm_amx_act_bytes(n, cols);
     return records_bytes(n, cols) + (size_t)n * (size_t)mm_units(cols) * MM_UNIT * sizeof(float);
@@ -172,14 +176,13 @@ static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
 static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
                     const float *x) {
     if (cls == CPU_PROMPT && c->amx) {
-        cpu_mm_amx_act_row(act, r, cols, x);
+        cpu_mm_amx_act_row(act, r, n, cols, x, c->f32_weights);
         return;
     }
     int units = mm_units(cols), group = r / MM_GROUP * MM_GROUP;
     int step = n - group < MM_GROUP ? n - group : MM_GROUP;
     struct mm_act *a = (struct mm_act *)act + (size_t)group * (size_t)units + (r - group);
-    float *copy = (float *)(void *)((uint8_t *)act + records_bytes(n, cols)) +
-                  (size_t)r * (size_t)units * MM_UNIT;
+    float *copy = records_f32(act, n, cols) + (size_t)r * (size_t)units * MM_UNIT;
     for (int u = 0; u < units; u++, a += step) {
         int left = cols - u * MM_UNIT;
         __mmask32 mask = left >= MM_UNIT ? 0xffffffffu : (1u << left) - 1;
@@ -210,14 +213,15 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
                    int idx, int n_threads) {
     if (n <= 0) return;
     out += out_offset;
-    if (cls == CPU_PROMPT && c->amx) {
+    bool amx = cls == CPU_PROMPT && c->amx;
+    if (amx && w->dtype != KERN_F32) {
         cpu_mm_amx(n, w, act, out, (size_t)out_stride, scratch, idx, n_threads);
         return;
     }
     int begin, end;
     threads_split(mm_panels(w->rows), 1, idx, n_threads, &begin, &end);
     if (cpu_format_is_float(w->dtype)) {
-        const float *x = (const float *)(const void *)((const uint8_t *)act + records_bytes(n, w->cols));
+        const float *x = amx ? cpu_mm_amx_f32(act, n, w->cols) : records_f32(act, n, w->cols);
         cpu_mm512_float(n, w, x, (size_t)mm_units(w->cols) * MM_UNIT, out, (size_t)out_stride, begin,
                         end);
     } else {

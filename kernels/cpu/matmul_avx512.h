@@ -133,7 +133,8 @@ void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t 
 
 /* Prompt rows by bf16 tiles; matmul_amx.c. */
 size_t cpu_mm_amx_act_bytes(int n, int cols);
-void cpu_mm_amx_act_row(void *act, int r, int cols, const float *x);
+void cpu_mm_amx_act_row(void *act, int r, int n, int cols, const float *x, bool f32_copy);
+const float *cpu_mm_amx_f32(const void *act, int n, int cols); /* the copy, [n][units * 32] */
 void cpu_mm_amx(int n, const struct kern_weight *w, const void *act, float *out, size_t out_stride,
                 void *scratch, int idx, int n_threads);
 

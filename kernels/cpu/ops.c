@@ -63,7 +63,7 @@ static void weight_share(void *arg, int idx, int n_threads) {
 
 static int op_weight_pack(struct kern *k, struct kern_weight *out, void *dst, enum kern_dtype t,
                           int rows, int cols, const void *src, struct err *e) {
-    const struct cpu_ctx *c = cpu_ctx(k);
+    struct cpu_ctx *c = (struct cpu_ctx *)k;
     ASSERT(out && dst && src && (uintptr_t)dst % KERN_ACT_ALIGN == 0);
     size_t bytes = op_weight_bytes(k, t, rows, cols);
     if (!bytes)
@@ -72,6 +72,7 @@ static int op_weight_pack(struct kern *k, struct kern_weight *out, void *dst, en
     *out = (struct kern_weight){dst, t, rows, cols, bytes};
     struct weight_job j = {c->isa->matmul, out, dst, src};
     threads_run(c->threads, weight_share, &j);
+    c->f32_weights |= t == KERN_F32;
     return 0;
 }
 
