@@ -39,10 +39,12 @@ struct engine_options {
     const char *isa;         /* see kern_options */
     const char *kv_type;     /* "f16" (default, NULL), "bf16"; the reference path uses f32 */
     size_t kv_memory_bytes;  /* of the pool's arena; 0: what is free, see engine_plan */
-    int context;             /* most tokens of a sequence; 0: the model's */
+    int context;             /* most tokens of a sequence, refused where the pool cannot hold one such;
+                                0: the model's, or as much of it as the pool holds */
     int max_seqs;            /* running at once; 0: 32 */
-    int max_queue;           /* waiting for admission; beyond: E_FULL; -1: 256 */
-    int max_rows;            /* rows of a step; 0: 512 */
+    int max_queue;           /* waiting for admission (each request does until the next step); beyond:
+                                E_FULL; -1: 256, 0 counts as 1 */
+    int max_rows;            /* rows of a step, > max_seqs; 0: 512 */
     double prefill_share;    /* share of a step's time for prompt rows while others decode; 0: 0.5 */
     int select_layer;        /* border of shallow and deep pages; -1: round(3 L / 16) */
     bool prefix_cache;       /* default on: set by engine_options_default */
@@ -96,7 +98,9 @@ struct engine_submit_options {
     const int32_t *prompt; /* copied */
     int n_prompt;
     uint64_t salt;         /* prefix cache tenant */
-    bool no_prefix_cache;
+    bool no_prefix_cache;  /* neither take from the cache nor leave anything in it */
+    bool show_special;     /* stop strings are looked for in text that shows control tokens; give the same to
+                              verify_text_init */
     /* Called on the step thread at most once a step while there is news; must only wake the owner. */
     void (*notify)(void *arg);
     void *notify_arg;

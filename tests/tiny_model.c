@@ -24,10 +24,8 @@ static const int merges[][2] = {
 _Static_assert(TINY_FIRST_MERGE + sizeof merges / sizeof *merges == TINY_IM_START, "ids follow");
 
 static const char chat_template[] =
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful assistant<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 void tiny_model_default(struct tiny_options *o) {
     *o = (struct tiny_options){.n_layers = 4, .hidden = 128, .ffn = 256, .n_heads = 4, .n_kv_heads = 2,

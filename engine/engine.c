@@ -1,0 +1,178 @@
+/* Opening and closing: everything is reserved here, then the step thread starts. */
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "engine/engine_private.h"
+#include "model/source.h"
+
+/* ---- Parts of opening ---- */
+
+static int open_kern(struct kern **out, const struct engine_options *o, struct err *e) {
+    struct kern_options ko = {.n_threads = o->n_threads, .precision = o->precision, .isa = o->isa};
+    if (o->device && strcmp(o->device, "cpu") != 0)
+        return err_raise(e, E_UNSUPPORTED, "device '%.40s': this build has cpu", o->device);
+    return kern_cpu_open(out, &ko, e);
+}
+
+static size_t free_bytes(const struct kern *k, size_t given) {
+    struct kern_device_info info;
+    if (given) return given;
+    k->ops->info(k, &info);
+    return info.free_bytes;
+}
+
+static int open_tokenizer(struct engine *g, const struct model_source *src, struct err *e) {
+    const struct gguf *file = model_source_gguf(src);
+    int rc = file ? tokenizer_open_gguf(&g->tokenizer, file, e)
+                  : tokenizer_open_hf(&g->tokenizer, model_source_folder(src), e);
+    if (rc) return err_prefix(e, rc, "%s", model_source_path(src));
+    int n = tokenizer_n_tokens(g->tokenizer), head = model_source_config(src)->vocab;
+    g->vocab = n < head ? n : head; /* padding of the head is never drawn */
+    for (int id = 0; id < g->vocab; id++) {
+        if (!tokenizer_is_eog(g->tokenizer, id)) continue;
+        if (g->n_eog < ENGINE_MAX_BANNED) g->eog[g->n_eog] = id;
+        g->n_eog++;
+    }
+    return 0;
+}
+
+/* A template of no known family leaves raw prompts; a name that was asked for must exist. */
+static int open_chat(struct engine *g, const struct engine_options *o, const struct model_source *src,
+                     struct err *e) {
+    size_t n;
+    struct err why = {0};
+    if (o->chat_template) return chat_family_find(&g->chat, o->chat_template, e);
+    const char *text = model_source_chat_template(src, &n);
+    if (!text) err_raise(&why, E_NOT_FOUND, "the model brings no chat template; raw prompts go on working");
+    else if (chat_family_detect(&g->chat, text, n, &why) == 0) return 0;
+    g->chat = NULL;
+    size_t len = strnlen(why.message, sizeof g->chat_error - 1);
+    memcpy(g->chat_error, why.message, len);
+    return 0;
+}
+
+static int open_memory(struct engine *g, struct err *e) {
+    int rc = g->kern->ops->reserve(g->kern, g->sizes.pool.arena_bytes, &g->arena, e);
+    if (rc) return err_prefix(e, rc, "KV pool");
+    rc = kvpool_open(&g->pool, &g->sizes.pool, e);
+    if (rc) return rc;
+    g->pool_tokens = kvpool_max_tokens(g->pool, false);
+    for (int i = g->sizes.o.max_seqs - 1; i >= 0; i--) g->free_slot[g->n_free_slots++] = i;
+    return engine__batch_open(g, e);
+}
+
+static int start_thread(struct engine *g, struct err *e) {
+    g->opened_ns = clock_ns();
+    engine__stats_init(&g->live);
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_mutex_init(&g->stats_lock, NULL);
+    pthread_cond_init(&g->wake, NULL);
+    g->has_lock = true;
+    engine__stats_publish(g);
+    if (pthread_create(&g->thread, NULL, engine__thread, g))
+        return err_raise(e, E_NOMEM, "cannot start the step thread");
+    g->has_thread = true;
+    return 0;
+}
+
+/* ---- Life ---- */
+
+static void destroy(struct engine *g) {
+    if (g->kern) {
+        engine__batch_close(g);
+        kvpool_close(g->pool);
+        g->kern->ops->unreserve(g->kern, g->arena);
+        model_close(g->model);
+        g->kern->ops->close(g->kern);
+    }
+    tokenizer_close(g->tokenizer);
+    if (g->has_lock) {
+        pthread_cond_destroy(&g->wake);
+        pthread_mutex_destroy(&g->stats_lock);
+        pthread_mutex_destroy(&g->lock);
+    }
+    free(g->trace_row);
+    free(g);
+}
+
+int engine_open(struct engine **out, const struct engine_options *o,
+                void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e) {
+    *out = NULL;
+    if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
+    struct engine *g = calloc(1, sizeof *g);
+    if (!g) return err_raise(e, E_NOMEM, "no memory for the engine");
+    struct model_source *src = NULL;
+    int rc = open_kern(&g->kern, o, e);
+    if (!rc) rc = model_source_open(&src, o->model_path, e);
+    size_t device_free = rc ? 0 : free_bytes(g->kern, 0);
+    if (!rc) rc = open_tokenizer(g, src, e);
+    if (!rc) rc = open_chat(g, o, src, e);
+    if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, g->kern, device_free, e);
+    if (!rc) rc = engine__check_plan(&g->sizes, &g->plan, o->context != 0, e);
+    if (!rc) g->fingerprint = model_source_fingerprint(src);
+    if (!rc) rc = model_open(&g->model, src, g->kern, &g->sizes.caps, progress, arg, e);
+    model_source_close(src);
+    if (!rc) rc = open_memory(g, e);
+    if (!rc) rc = start_thread(g, e);
+    if (rc) {
+        destroy(g);
+        return rc;
+    }
+    /* The caller's strings may go now. */
+    g->sizes.o.model_path = g->sizes.o.device = g->sizes.o.chat_template = NULL;
+    g->sizes.o.isa = g->sizes.o.kv_type = NULL;
+    *out = g;
+    return 0;
+}
+
+void engine_close(struct engine *g) {
+    if (!g) return;
+    engine_drain(g);
+    pthread_mutex_lock(&g->lock);
+    g->closing = true;
+    pthread_mutex_unlock(&g->lock);
+    engine__wake(g);
+    if (g->has_thread) pthread_join(g->thread, NULL);
+    destroy(g);
+}
+
+int engine_plan(struct plan *out, const struct engine_options *o, size_t device_free_bytes, struct err *e) {
+    if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
+    struct kern *k = NULL;
+    struct model_source *src = NULL;
+    struct engine_sizes s;
+    int rc = open_kern(&k, o, e);
+    if (!rc) rc = model_source_plan_only(&src, o->model_path, e);
+    if (!rc) {
+        rc = engine__sizes(&s, out, o, src, k, free_bytes(k, device_free_bytes), e);
+    }
+    model_source_close(src);
+    if (k) k->ops->close(k);
+    return rc;
+}
+
+/* ---- What was opened ---- */
+
+const struct model_config *engine_model_config(const struct engine *g) { return model_get_config(g->model); }
+const struct tokenizer *engine_tokenizer(const struct engine *g) { return g->tokenizer; }
+const struct chat_family *engine_chat(const struct engine *g) { return g->chat; }
+const char *engine_chat_error(const struct engine *g) { return g->chat ? NULL : g->chat_error; }
+const struct plan *engine_get_plan(const struct engine *g) { return &g->plan; }
+int engine_context(const struct engine *g) { return g->sizes.o.context; }
+const char *engine_model_name(const struct engine *g) { return engine_model_config(g)->name; }
+uint64_t engine_model_fingerprint(const struct engine *g) { return g->fingerprint; }
+
+void engine_trace_logits(struct engine *g,
+                         void (*sink)(void *arg, const struct engine_request *r, int position,
+                                      const float *logits, int n),
+                         void *arg) {
+    /* Before the first request the step thread sleeps and reads none of this; the lock inside submission
+     * makes it visible. */
+    if (!g->trace_row) g->trace_row = malloc((size_t)g->vocab * sizeof *g->trace_row);
+    g->trace_arg = arg;
+    g->trace = g->trace_row ? sink : NULL;
+}

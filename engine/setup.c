@@ -1,0 +1,147 @@
+/* What opening will reserve, from options and headers alone: the one computation behind start-up, `tandem plan`
+ * and the refusal of what does not fit. */
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "engine/engine_private.h"
+#include "model/source.h"
+
+enum { DEFAULT_SEQS = 32, DEFAULT_QUEUE = 256, DEFAULT_ROWS = 512 };
+#define MIN_MARGIN_BYTES ((size_t)512 << 20)
+
+void engine_options_default(struct engine_options *o) {
+    memset(o, 0, sizeof *o);
+    o->device = "cpu";
+    o->max_queue = -1;
+    o->select_layer = -1;
+    o->prefix_cache = true;
+}
+
+static int check_int(const char *name, int value, int lo, int hi, struct err *e) {
+    if (value >= lo && value <= hi) return 0;
+    return err_raise(e, E_RANGE, "%s is %d, allowed is %d..%d", name, value, lo, hi);
+}
+
+/* Defaults and ranges; none of them needs the backend. */
+static int fill_options(struct engine_options *o, const struct model_config *c, struct err *e) {
+    if (o->draft_path) return err_raise(e, E_UNSUPPORTED, "draft %s: speculation is not built in yet", o->draft_path);
+    if (o->dummy_weights) return err_raise(e, E_UNSUPPORTED, "dummy weights are not built in yet");
+    if (o->context == 0) o->context = c->context;
+    if (o->max_rows == 0) o->max_rows = DEFAULT_ROWS;
+    if (o->max_seqs == 0) o->max_seqs = o->max_rows > DEFAULT_SEQS ? DEFAULT_SEQS : o->max_rows - 1;
+    if (o->max_queue < 0) o->max_queue = DEFAULT_QUEUE;
+    if (o->max_queue == 0) o->max_queue = 1;
+    if (o->prefill_share == 0) o->prefill_share = 0.5;
+    if (o->select_layer < 0) o->select_layer = (3 * c->n_layers + 8) / 16;
+    int rc = check_int("context", o->context, 2, c->context, e);
+    if (!rc) rc = check_int("max_rows", o->max_rows, ENGINE_MIN_CHUNK, KERN_MAX_ROWS, e);
+    if (!rc) rc = check_int("max_seqs", o->max_seqs, 1, ENGINE_MAX_SEQS, e);
+    if (!rc) rc = check_int("select_layer", o->select_layer, 0, c->n_layers, e);
+    if (!rc && o->max_rows <= o->max_seqs * ENGINE_ROWS_A_SEQ)
+        rc = err_raise(e, E_RANGE, "max_rows is %d; %d sequences at once need more than %d rows a step",
+                       o->max_rows, o->max_seqs, o->max_seqs * ENGINE_ROWS_A_SEQ);
+    if (!rc && !(o->prefill_share > 0 && o->prefill_share <= 1))
+        rc = err_raise(e, E_RANGE, "prefill_share is %g, allowed is (0, 1]", o->prefill_share);
+    return rc;
+}
+
+static int choose_kv_dtype(const struct engine_options *o, enum kern_dtype *out, struct err *e) {
+    if (o->precision == KERN_REFERENCE) {
+        *out = KERN_F32; /* whatever was asked: the reference path has no other */
+        return 0;
+    }
+    const char *t = o->kv_type ? o->kv_type : "f16";
+    if (!strcmp(t, "f16")) *out = KERN_F16;
+    else if (!strcmp(t, "bf16")) *out = KERN_BF16;
+    else return err_raise(e, E_INVALID, "kv type '%.40s': not one of f16, bf16", t);
+    return 0;
+}
+
+static void split_layers(struct engine_sizes *s, const struct model_config *c) {
+    int border = s->o.select_layer;
+    const struct {
+        enum kvpool_class cls;
+        int first, n;
+    } groups[] = {{KVPOOL_SHALLOW, 0, border}, {KVPOOL_DEEP, border, c->n_layers - border}};
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        if (groups[i].n == 0) continue;
+        s->group_class[s->n_groups] = groups[i].cls;
+        s->group_first[s->n_groups] = groups[i].first;
+        s->group_layers[s->n_groups++] = groups[i].n;
+        s->pool.shape[groups[i].cls] = (struct kvpool_page_shape){
+            .n_layers = groups[i].n,
+            .n_kv_heads = c->n_kv_heads,
+            .head_dim = c->head_dim,
+            .elem_bytes = (int)kern_dtype_block_bytes(s->kv_dtype),
+        };
+    }
+}
+
+/* Arena bytes that all sequences at full context could fill; extents round, and one more sequence's worth is
+ * enough for that. */
+static size_t most_arena_bytes(const struct engine_sizes *s) {
+    size_t block = 0, most;
+    for (int c = 0; c < KVPOOL_N_CLASSES; c++) block += kvpool_page_bytes(&s->pool.shape[c]);
+    return checked_mul(block, (size_t)(s->o.max_seqs + 1) * (size_t)s->pool.max_blocks, &most) ? most : SIZE_MAX;
+}
+
+int engine__check_plan(struct engine_sizes *s, const struct plan *p, bool asked_context,
+                       struct err *e) {
+    size_t used = p->device_bytes + (p->device_is_host ? p->host_bytes : 0) + p->margin_bytes;
+    if (!p->fits && (asked_context || p->largest_context < 2 || used > p->budget_bytes)) return plan_check(p, e);
+    if (s->o.context > p->largest_context) s->o.context = p->largest_context;
+    return 0;
+}
+
+static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_bytes, bool unified, struct err *e) {
+    struct plan_input in = {
+        .target_weight_bytes = s->weight_bytes,
+        .workspace_bytes = s->workspace_bytes,
+        .logits_bytes = s->logits_bytes,
+        .host_bytes = s->batch_host_bytes,
+        .margin_bytes = s->o.kv_memory_bytes ? 0 : max_size(free_bytes / 10, MIN_MARGIN_BYTES),
+        .extra = {{"batch", s->batch_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, "rows, block lists"},
+                  {"sampling", s->sample_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, NULL},
+                  {"penalty counts", s->history_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
+                   "touched by requests with penalties only"}},
+        .pool = s->pool,
+        .max_arena_bytes = most_arena_bytes(s),
+        .budget_bytes = free_bytes,
+        .device_is_host = unified,
+        .context = s->o.context,
+        .lookahead = 0, /* the last answer token has no K and V: its place is the row of look-ahead */
+        .max_rows = s->o.max_rows,
+    };
+    in.pool.arena_bytes = s->o.kv_memory_bytes;
+    in.pool.max_cached = s->o.prefix_cache ? -1 : 0;
+    int rc = plan_make(plan, &in, e);
+    s->pool = plan->pool;
+    return rc;
+}
+
+int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
+                  const struct model_source *src, const struct kern *k, size_t device_free_bytes,
+                  struct err *e) {
+    const struct model_config *c = model_source_config(src);
+    memset(s, 0, sizeof *s);
+    s->o = *o;
+    int rc = fill_options(&s->o, c, e);
+    if (!rc) rc = choose_kv_dtype(&s->o, &s->kv_dtype, e);
+    if (rc) return rc;
+    s->vocab = c->vocab;
+    s->pool.max_seqs = s->o.max_seqs;
+    s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
+    split_layers(s, c);
+    s->caps = (struct model_caps){
+        .max_rows = s->o.max_rows,
+        .max_seqs = s->o.max_seqs,
+        .max_blocks = s->pool.max_blocks,
+        .max_logits = s->o.max_seqs * ENGINE_ROWS_A_SEQ,
+    };
+    rc = model_weight_bytes(src, k, &s->weight_bytes, e);
+    if (!rc) rc = model_workspace_bytes(c, k, &s->caps, &s->workspace_bytes, e);
+    if (rc) return rc;
+    engine__batch_sizes(s, k);
+    return make_plan(s, plan, device_free_bytes, !strcmp(k->ops->backend, "cpu"), e);
+}

@@ -1,0 +1,167 @@
+#include "tests/engine_helper.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "model/source.h"
+
+void tiny_engine_options(struct engine_options *o) {
+    engine_options_default(o);
+    o->n_threads = 1;
+    o->max_seqs = 8;
+    o->max_rows = 64;
+    o->kv_memory_bytes = (size_t)4 << 20;
+}
+
+struct engine *tiny_engine_open(const struct engine_options *o, const struct tiny_options *t) {
+    struct tiny_options defaults;
+    struct engine_options options = *o;
+    struct engine *g;
+    struct err e = {0};
+    tiny_model_default(&defaults);
+    options.model_path = tiny_model_file(t ? t : &defaults);
+    int rc = engine_open(&g, &options, NULL, NULL, &e);
+    unlink(options.model_path);
+    if (rc) fail_msg("engine_open: %s", e.message);
+    return g;
+}
+
+void tiny_prompt(uint64_t seed, int32_t *ids, int n) {
+    for (int i = 0; i < n; i++) ids[i] = (int32_t)(rng_u32(seed, (uint64_t)i, RNG_TEST, 0) % TINY_IM_START);
+}
+
+void tiny_submit_options(struct engine_submit_options *s, const int32_t *prompt, int n_prompt) {
+    memset(s, 0, sizeof *s);
+    verify_params_default(&s->params);
+    s->params.temperature = 0;
+    s->params.max_tokens = 16;
+    s->params.has_seed = true;
+    s->params.seed = 1;
+    s->prompt = prompt;
+    s->n_prompt = n_prompt;
+}
+
+struct engine_request *tiny_submit(struct engine *g, const struct engine_submit_options *s) {
+    struct engine_request *r = NULL;
+    struct err e = {0};
+    assert_ok(engine_submit(g, s, &r, &e), e);
+    return r;
+}
+
+struct engine_progress tiny_wait_tokens(const struct engine_request *r, int n) {
+    int64_t start = clock_ns();
+    struct engine_progress p;
+    for (;;) {
+        engine_poll(r, &p);
+        if (p.finish != ENGINE_RUNNING || p.n_tokens >= n) return p;
+        if (clock_ms_since(start) > 20000) fail_msg("a request hangs at %d tokens", p.n_tokens);
+        usleep(100);
+    }
+}
+
+struct engine_progress tiny_wait(const struct engine_request *r) { return tiny_wait_tokens(r, INT32_MAX); }
+
+int tiny_run(struct engine *g, const struct engine_submit_options *s, int32_t *out,
+             struct engine_progress *final) {
+    struct engine_request *r = tiny_submit(g, s);
+    struct engine_progress p = tiny_wait(r);
+    if (out) memcpy(out, p.tokens, (size_t)p.n_tokens * sizeof *out);
+    if (final) *final = p;
+    engine_release(g, r);
+    return p.n_tokens;
+}
+
+void tiny_assert_pool_whole(struct engine *g) {
+    struct engine_stats s;
+    int64_t start = clock_ns();
+    while (!engine_idle(g)) {
+        if (clock_ms_since(start) > 20000) fail_msg("the engine does not come to rest");
+        usleep(200);
+    }
+    engine_get_stats(g, &s);
+    assert_int_equal(s.n_running, 0);
+    assert_int_equal(s.n_waiting, 0);
+    assert_int_equal(s.pool.n_seqs, 0);
+    for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
+        assert_int_equal(s.pool.of[c].used, 0);
+        assert_int_equal(s.pool.of[c].reserved, 0);
+        assert_int_equal(s.pool.of[c].free + s.pool.of[c].cached, s.pool.of[c].total);
+    }
+}
+
+/* ---- The naive loop ---- */
+
+struct naive {
+    struct kern *k;
+    struct model *m;
+    uint8_t *arena;
+    int32_t pages[64], blocks[64], n_blocks;
+    float logits[TINY_VOCAB];
+    enum kern_dtype kv_dtype;
+};
+
+/* One row at `position`, whose K and V go to their page. */
+static void naive_row(struct naive *v, int32_t token, int32_t position, bool generated) {
+    struct err e = {0};
+    int32_t zero = 0, one = 1, slot = v->pages[position / 64];
+    v->n_blocks = position / 64 + 1;
+    struct model_pass pass = {
+        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated}, .token = &token, .position = &position,
+                  .row_seq = &zero, .n_seqs = 1, .seq_row = &zero, .seq_n_rows = &one},
+        .n_groups = 1,
+        .n_logits = 1,
+        .logit_row = &zero,
+        .logits = v->logits,
+        .logits_stride = TINY_VOCAB,
+    };
+    pass.group[0] = (struct model_group){
+        .n_layers = model_get_config(v->m)->n_layers,
+        .arena = v->arena,
+        .kv_dtype = v->kv_dtype,
+        .slot_page = &slot,
+        .lists = {.page = v->pages, .block = v->blocks, .n_blocks = &v->n_blocks, .capacity = 64, .seq_stride = 1},
+    };
+    assert_ok(model_forward(v->m, &pass, &e), e);
+}
+
+void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision, const int32_t *prompt,
+                       int n_prompt, int32_t *out, int n_out) {
+    struct err e = {0};
+    static struct naive v;
+    struct kern_options ko = {.n_threads = 1, .precision = precision};
+    struct model_caps caps = {.max_rows = 1, .max_seqs = 1, .max_blocks = 64, .max_logits = 1};
+    const char *path = tiny_model_file(t);
+    struct model_source *src;
+    void *arena;
+    assert_ok(kern_cpu_open(&v.k, &ko, &e), e);
+    assert_ok(model_source_open(&src, path, &e), e);
+    unlink(path);
+    assert_ok(model_open(&v.m, src, v.k, &caps, NULL, NULL, &e), e);
+    model_source_close(src);
+    v.kv_dtype = precision == KERN_REFERENCE ? KERN_F32 : KERN_F16;
+    struct kvpool_page_shape shape = {.n_layers = t->n_layers, .n_kv_heads = t->n_kv_heads,
+                                      .head_dim = t->head_dim, .elem_bytes = v.kv_dtype == KERN_F32 ? 4 : 2};
+    size_t page = kvpool_page_bytes(&shape);
+    assert_ok(v.k->ops->reserve(v.k, page * 64, &arena, &e), e);
+    v.arena = arena;
+    for (int i = 0; i < 64; i++) {
+        v.blocks[i] = i;
+        v.pages[i] = (int32_t)((size_t)(i * 37 % 64) * page / KVPOOL_ALIGN);
+    }
+    for (int n = 0; n < n_out; n++) {
+        memset(v.arena, 0x7e, page * 64); /* what an earlier round left must not matter */
+        for (int i = 0; i < n_prompt; i++) naive_row(&v, prompt[i], i, false);
+        for (int i = 0; i < n; i++) naive_row(&v, out[i], n_prompt + i, true);
+        int best = 0;
+        for (int id = 1; id < TINY_VOCAB; id++)
+            if (v.logits[id] > v.logits[best]) best = id;
+        out[n] = best;
+    }
+    v.k->ops->unreserve(v.k, arena);
+    model_close(v.m);
+    v.k->ops->close(v.k);
+}
