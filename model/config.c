@@ -91,17 +91,14 @@ int config__refuse_arch(const char *name, size_t n, struct err *e) {
     size_t k = n < sizeof lower - 1 ? n : sizeof lower - 1;
     for (size_t i = 0; i < k; i++) lower[i] = (char)tolower((unsigned char)name[i]);
     lower[k] = 0;
-    const char *lacks = "an architecture unknown to us";
-    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
-        if (strstr(lower, refusals[i].part)) {
-            lacks = refusals[i].lacks;
-            break;
-        }
+    const char *lacks = NULL;
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals && !lacks; i++)
+        if (strstr(lower, refusals[i].part)) lacks = refusals[i].lacks;
     return err_raise(
         e, E_UNSUPPORTED,
-        "architecture %.*s is not supported: it needs %s; supported are llama, mistral, "
-        "qwen2, qwen3 and smollm3 (dense decoders)",
-        (int)k, name, lacks);
+        "architecture %.*s is not supported: %s%s; supported are llama, mistral, qwen2, "
+        "qwen3 and smollm3 (dense decoders)",
+        (int)k, name, lacks ? "it needs " : "we do not know it", lacks ? lacks : "");
 }
 
 void config__set_rope_defaults(struct model_config *c) {

@@ -75,10 +75,11 @@ static int refuse_split(const struct gguf *g, struct err *e) {
 /* ---- Opening
  * ------------------------------------------------------------------------------------- */
 
-static int open_gguf(struct model_source *s, bool plan, struct err *e) {
+static int open_gguf(struct model_source *s, struct err *e) {
     int rc = check_kind_of_file(s->path, e);
-    if (rc == 0) rc = (plan ? gguf_open_header : gguf_open)(&s->gguf, s->path, e);
+    if (rc == 0) rc = (s->plan ? gguf_open_header : gguf_open)(&s->gguf, s->path, e);
     if (rc) return rc;
+    s->planned_dtype = KERN_F16;
     rc = refuse_split(s->gguf, e);
     if (rc == 0) rc = model_config_from_gguf(&s->config, s->gguf, e);
     if (rc == 0) rc = source__map_tensors(s, e);
@@ -114,7 +115,7 @@ static int read_config(struct model_source *s, const char *path, struct err *e) 
     return rc;
 }
 
-static int open_folder(struct model_source *s, bool plan, struct err *e) {
+static int open_folder(struct model_source *s, struct err *e) {
     char path[4096];
     snprintf(path, sizeof path, "%s/config.json", s->folder);
     if (access(path, F_OK) != 0)
@@ -128,7 +129,7 @@ static int open_folder(struct model_source *s, bool plan, struct err *e) {
         bool pickle = exists_in(s->folder, "pytorch_model.bin") ||
                       exists_in(s->folder, "pytorch_model.bin.index.json") ||
                       exists_in(s->folder, "consolidated.00.pth");
-        if (!plan) return pickle ? refuse_pickle(s->folder, e) : rc;
+        if (!s->plan) return pickle ? refuse_pickle(s->folder, e) : rc;
         rc = 0;
     }
     if (rc == 0) rc = source__map_tensors(s, e);
@@ -171,13 +172,14 @@ static int open_any(struct model_source **out, const char *path, bool plan, stru
     struct model_source *s = calloc(1, sizeof *s);
     if (!s) return err_raise(e, E_NOMEM, "no memory for a model source");
     arena_init(&s->arena, ARENA_CHUNK, ARENA_LIMIT);
+    s->plan = plan;
     s->path = arena_strndup(&s->arena, path, strlen(path));
     if (folder) s->folder = s->path;
     int rc;
     if (!s->path) rc = err_raise(e, E_NOMEM, "no memory for a path");
-    else if (folder) rc = open_folder(s, plan, e);
+    else if (folder) rc = open_folder(s, e);
     else if (plan && has_suffix(path, ".json")) rc = open_config_alone(s, e);
-    else rc = open_gguf(s, plan, e);
+    else rc = open_gguf(s, e);
     if (rc) {
         model_source_close(s);
         return rc;

@@ -211,17 +211,23 @@ static int format_name(struct model_source *s, struct tensor_view *v, struct err
     return v->name ? 0 : err_raise(e, E_NOMEM, "no memory for tensor names");
 }
 
+/* Is there anything to look tensors up in? A GGUF may be a vocabulary alone, a folder a config. */
+static bool has_tensors(const struct model_source *s) {
+    return s->gguf ? gguf_n_tensors(s->gguf) > 0 : s->tensors != NULL;
+}
+
 static int map_one(struct model_source *s, struct tensor_view *v, struct err *e) {
     struct found f = {0};
     int rc = format_name(s, v, e);
     if (rc) return rc;
     expected_shape(&s->config, v->role, &v->rows, &v->cols);
-    if (s->gguf) rc = find_gguf(s, v, &f, e);
-    else if (s->tensors) rc = find_safetensors(s, v, &f, e);
-    else { /* a config.json alone */ v->dtype = s->planned_dtype;
+    if (has_tensors(s)) {
+        rc = s->gguf ? find_gguf(s, v, &f, e) : find_safetensors(s, v, &f, e);
+        if (rc == 0) rc = check_view(s, v, &f, e);
+    } else { /* shapes follow from the config */
+        v->dtype = s->planned_dtype;
         v->bytes = (size_t)v->rows * (size_t)v->cols * (v->dtype == KERN_F32 ? 4 : 2);
     }
-    if (rc == 0 && (s->gguf || s->tensors)) rc = check_view(s, v, &f, e);
     if (rc == 0 && v->role == TENSOR_ROPE_FREQS) rc = check_rope_factors(v, e);
     if (rc) return rc;
     if (!v->data) s->has_weights = false;
@@ -290,6 +296,8 @@ static int refuse_left_over(const struct model_source *s, struct err *e) {
  */
 
 int source__map_tensors(struct model_source *s, struct err *e) {
+    if (!s->plan && !has_tensors(s))
+        return err_raise(e, E_FORMAT, "no tensors in it: a vocabulary alone?");
     s->n_own = 0;
     s->n_layer_roles = 0;
     for (int role = 0; role < TENSOR_N_ROLES; role++) {
@@ -300,7 +308,7 @@ int source__map_tensors(struct model_source *s, struct err *e) {
     s->n_views = s->n_own + (size_t)s->config.n_layers * (size_t)s->n_layer_roles;
     s->views = arena_take_zeroed(&s->arena, s->n_views, sizeof *s->views);
     if (!s->views) return err_raise(e, E_NOMEM, "no memory for %zu tensors", s->n_views);
-    s->has_weights = s->gguf || s->tensors;
+    s->has_weights = has_tensors(s);
     size_t at = 0;
     int rc = 0;
     for (int layer = -1; layer < s->config.n_layers && rc == 0; layer++)

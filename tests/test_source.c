@@ -529,6 +529,15 @@ static void test_source_refuses_other_files(void) {
     write_config("config.json", "MixtralForCausalLM", "");
     expect(folder, E_UNSUPPORTED, "config.json: architecture MixtralForCausalLM");
 
+    c.n = 0; /* to plan with, not to load */
+    write_gguf("m.gguf", &c);
+    expect(in_folder("m.gguf"), E_FORMAT, "no tensors in it");
+    struct model_source *s;
+    struct err e = {0};
+    assert_ok(model_source_plan_only(&s, in_folder("m.gguf"), &e), e);
+    assert_int_equal(model_source_n_params(s), PARAMS);
+    assert_int_equal(model_source_bytes(s), 2 * PARAMS);
+    model_source_close(s);
     c = make_content(false, "llama");
     c.split_count = 2;
     write_gguf("m.gguf", &c);
