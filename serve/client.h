@@ -1,0 +1,91 @@
+#ifndef TANDEM_SERVE_CLIENT_H
+#define TANDEM_SERVE_CLIENT_H
+
+/* A client of docs/protocol.md for one thread: connect, ask, read a stream. Plain sockets and poll(), no
+ * event loop. Only client_interrupt() may be called from elsewhere.
+ *
+ *   open (hello is said) -> call / generate / chat ... -> close */
+
+#include <msgpack.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/strbuf.h"
+
+struct err;
+struct client;
+
+struct client_options {
+    const char *socket_path; /* Unix socket; NULL: TCP */
+    const char *host;
+    int port;
+    const char *token; /* NULL: none */
+    const char *name;  /* told to the server; NULL: "tandem" */
+    int timeout_ms;    /* for connecting and for each answer; 0: 30 s. A stream may run longer. */
+};
+
+/* Connect and say hello. E_NOT_FOUND (no such socket or host), E_CLOSED (nobody listens there), E_TIMEOUT,
+ * E_AUTH, E_PROTOCOL (no tandem server), E_TOO_LONG (socket path). */
+int client_open(struct client **out, const struct client_options *o, struct err *e);
+
+/* NULL allowed. The server cancels what still runs. */
+void client_close(struct client *c);
+
+/* What hello answered: a map, the client's. */
+const msgpack_object *client_hello(const struct client *c);
+
+/* Code of the protocol (enum rpc_code) of the last refusal by the server; 0: it refused nothing. */
+int client_refusal(const struct client *c);
+
+/* Options of a request, packed as they are set; the server checks them. Zero it first. */
+struct client_settings {
+    struct strbuf packed;
+    int n;
+};
+void client_set_int(struct client_settings *s, const char *name, int64_t value);
+void client_set_seed(struct client_settings *s, uint64_t value);
+void client_set_real(struct client_settings *s, const char *name, double value);
+void client_set_bool(struct client_settings *s, const char *name, bool value);
+void client_set_text(struct client_settings *s, const char *name, const char *value, size_t n);
+void client_set_texts(struct client_settings *s, const char *name, const char *const *values, int n);
+void client_settings_deinit(struct client_settings *s);
+
+/* Call `method` with n_params packed values and, where `settings` is not NULL, a map behind them. *result
+ * lives until the next use of the client. E_TIMEOUT, E_CLOSED, E_PROTOCOL; a refusal becomes the nearest E_
+ * code with the server's text. */
+int client_call(struct client *c, const char *method, const struct strbuf *params, int n_params,
+                const struct client_settings *settings, msgpack_object *result, struct err *e);
+
+/* One notification: text that may be shown now (not terminated, may be empty) and its tokens. */
+typedef void client_tokens_fn(void *arg, const char *text, size_t n, int n_tokens);
+
+/* How a stream ended. */
+struct client_done {
+    char finish_reason[24]; /* "stop", "length", "cancelled", "error", "aborted" */
+    char error[256];        /* with "error" */
+    int64_t prompt_tokens, completion_tokens, cached_tokens;
+    double queue_ms, ttft_ms, decode_ms, total_ms, tokens_per_second; /* 0: not told */
+    uint64_t seed;
+    int n_notifications;
+};
+
+/* Ask and read the whole stream. A stream that was cancelled or failed is no error here: see
+ * finish_reason. */
+int client_generate(struct client *c, const char *prompt, size_t n,
+                    const struct client_settings *settings, client_tokens_fn *on_tokens, void *arg,
+                    struct client_done *done, struct err *e);
+
+struct client_message {
+    const char *role, *content;
+    size_t content_n;
+};
+int client_chat(struct client *c, const struct client_message *messages, int n,
+                const struct client_settings *settings, client_tokens_fn *on_tokens, void *arg,
+                struct client_done *done, struct err *e);
+
+/* Cancel the stream that is being read: it ends with "cancelled" soon after. Safe in a signal handler and from
+ * any thread; without a stream it does nothing. */
+void client_interrupt(struct client *c);
+
+#endif

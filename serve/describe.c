@@ -1,0 +1,203 @@
+/* What the server tells about itself: hello, models, stats, memory, plan. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "serve/serve_private.h"
+
+static void pack_pair_int(msgpack_packer *pk, const char *name, long long v) {
+    rpc_pack_str(pk, name);
+    msgpack_pack_int64(pk, v);
+}
+static void pack_pair_u64(msgpack_packer *pk, const char *name, uint64_t v) {
+    rpc_pack_str(pk, name);
+    msgpack_pack_uint64(pk, v);
+}
+static void pack_pair_real(msgpack_packer *pk, const char *name, double v) {
+    rpc_pack_str(pk, name);
+    rpc_pack_real(pk, v);
+}
+static void pack_pair_str(msgpack_packer *pk, const char *name, const char *v) {
+    rpc_pack_str(pk, name);
+    if (v) rpc_pack_text(pk, v, strlen(v));
+    else msgpack_pack_nil(pk);
+}
+
+/* 16 hex digits: languages whose integers end at 2^53 must keep it whole. */
+static void pack_fingerprint(msgpack_packer *pk, const char *name, uint64_t v) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, v);
+    pack_pair_str(pk, name, text);
+}
+
+/* ---- hello, models ---- */
+
+enum { N_MODEL = 5 };
+static void pack_model(struct server *s, msgpack_packer *pk) {
+    const struct chat_family *chat = engine_chat(s->engine);
+    msgpack_pack_map(pk, N_MODEL);
+    pack_pair_str(pk, "name", engine_model_name(s->engine));
+    pack_fingerprint(pk, "fingerprint", engine_model_fingerprint(s->engine));
+    pack_pair_int(pk, "context", engine_context(s->engine));
+    pack_pair_str(pk, "chat_template", chat ? chat_family_name(chat) : NULL);
+    rpc_pack_str(pk, "tokenizer");
+    msgpack_pack_map(pk, 2);
+    pack_fingerprint(pk, "fingerprint", tokenizer_fingerprint(engine_tokenizer(s->engine)));
+    pack_pair_int(pk, "n_tokens", tokenizer_n_tokens(engine_tokenizer(s->engine)));
+}
+
+void describe__hello(struct connection *c, msgpack_packer *pk) {
+    struct server *s = c->server;
+    const struct serve_options *o = &s->options;
+    msgpack_pack_map(pk, 4);
+    pack_pair_str(pk, "server", "tandem");
+    pack_pair_int(pk, "protocol", RPC_PROTOCOL_VERSION);
+    rpc_pack_str(pk, "model");
+    pack_model(s, pk);
+    rpc_pack_str(pk, "limits");
+    msgpack_pack_map(pk, 6);
+    pack_pair_u64(pk, "message_bytes", o->max_message_bytes);
+    pack_pair_int(pk, "depth", SCAN_MAX_DEPTH);
+    pack_pair_u64(pk, "values", c->scan.limits.max_nodes);
+    pack_pair_int(pk, "streams", o->max_streams);
+    pack_pair_int(pk, "stop_strings", VERIFY_MAX_STOPS);
+    pack_pair_int(pk, "logprobs", KERN_MAX_LOGPROBS);
+}
+
+void describe__models(struct server *s, msgpack_packer *pk) {
+    msgpack_pack_array(pk, 1);
+    pack_model(s, pk);
+}
+
+/* ---- stats ---- */
+
+static void pack_histogram(msgpack_packer *pk, const char *name, const struct engine_histogram *h) {
+    int n = 0;
+    for (int i = 0; i < ENGINE_N_BUCKETS - 1; i++) n += h->bound[i] < 1e300;
+    rpc_pack_str(pk, name);
+    msgpack_pack_map(pk, 3);
+    pack_pair_u64(pk, "count", h->n);
+    pack_pair_real(pk, "sum", h->sum);
+    rpc_pack_str(pk, "buckets"); /* [upper bound in seconds, count up to it] */
+    msgpack_pack_array(pk, (size_t)n);
+    for (int i = 0; i < ENGINE_N_BUCKETS - 1; i++) {
+        if (!(h->bound[i] < 1e300)) continue;
+        msgpack_pack_array(pk, 2);
+        rpc_pack_real(pk, h->bound[i]);
+        msgpack_pack_uint64(pk, h->count[i]);
+    }
+}
+
+static void pack_pool(msgpack_packer *pk, const struct kvpool_stats *p) {
+    int n = 0;
+    for (int c = 0; c < KVPOOL_N_CLASSES; c++) n += p->of[c].page_bytes > 0;
+    msgpack_pack_map(pk, 11);
+    pack_pair_u64(pk, "arena_bytes", p->arena_bytes);
+    pack_pair_int(pk, "block_tokens", KVPOOL_BLOCK);
+    pack_pair_int(pk, "extents", p->n_extents);
+    pack_pair_int(pk, "extents_free", p->n_extents_free);
+    pack_pair_int(pk, "sequences", p->n_seqs);
+    pack_pair_int(pk, "cached_nodes", p->n_cached_nodes);
+    pack_pair_int(pk, "prefix_lookups", p->n_lookups);
+    pack_pair_int(pk, "prefix_lookup_tokens", p->n_lookup_tokens);
+    pack_pair_int(pk, "prefix_hit_tokens", p->n_hit_tokens);
+    pack_pair_int(pk, "prefix_evicted", p->n_evicted);
+    rpc_pack_str(pk, "classes");
+    msgpack_pack_map(pk, (size_t)n);
+    for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
+        const struct kvpool_class_stats *k = &p->of[c];
+        if (k->page_bytes == 0) continue;
+        rpc_pack_str(pk, kvpool_class_name((enum kvpool_class)c));
+        msgpack_pack_map(pk, 6);
+        pack_pair_u64(pk, "page_bytes", k->page_bytes);
+        pack_pair_int(pk, "total", k->total);
+        pack_pair_int(pk, "free", k->free);
+        pack_pair_int(pk, "used", k->used);
+        pack_pair_int(pk, "cached", k->cached);
+        pack_pair_int(pk, "reserved", k->reserved);
+    }
+}
+
+void describe__stats(struct server *s, msgpack_packer *pk) {
+    struct engine_stats st;
+    engine_get_stats(s->engine, &st);
+    msgpack_pack_map(pk, 20);
+    pack_pair_int(pk, "running", st.n_running);
+    pack_pair_int(pk, "waiting", st.n_waiting);
+    pack_pair_int(pk, "paused", st.n_paused);
+    pack_pair_u64(pk, "requests", st.n_requests);
+    rpc_pack_str(pk, "finished");
+    msgpack_pack_map(pk, ENGINE_ABORTED - ENGINE_STOP + 1);
+    for (int f = ENGINE_STOP; f <= ENGINE_ABORTED; f++)
+        pack_pair_u64(pk, engine_finish_name((enum engine_finish)f), st.n_finished[f]);
+    pack_pair_u64(pk, "prompt_tokens", st.n_prompt_tokens);
+    pack_pair_u64(pk, "generated_tokens", st.n_generated_tokens);
+    pack_pair_u64(pk, "cached_prompt_tokens", st.n_cached_prompt_tokens);
+    pack_pair_u64(pk, "steps", st.n_steps);
+    pack_pair_u64(pk, "rows", st.n_rows);
+    pack_pair_u64(pk, "kv_bytes_read", st.kv_bytes_read);
+    pack_pair_real(pk, "step_seconds", st.step_seconds);
+    pack_pair_real(pk, "uptime_seconds", st.uptime_seconds);
+    pack_pair_u64(pk, "resident_bytes", st.resident_bytes);
+    pack_histogram(pk, "ttft_seconds", &st.ttft);
+    pack_histogram(pk, "itl_seconds", &st.itl);
+    pack_histogram(pk, "e2e_seconds", &st.e2e);
+    rpc_pack_str(pk, "pool");
+    pack_pool(pk, &st.pool);
+    rpc_pack_str(pk, "server");
+    const struct server_counters *n = &s->counters;
+    msgpack_pack_map(pk, 10);
+    pack_pair_int(pk, "connections", s->n_connections);
+    pack_pair_u64(pk, "accepted", n->n_accepted);
+    pack_pair_u64(pk, "refused", n->n_refused);
+    pack_pair_u64(pk, "bad_frames", n->n_bad_frames);
+    pack_pair_u64(pk, "bad_requests", n->n_bad_requests);
+    pack_pair_u64(pk, "unauthorised", n->n_unauthorised);
+    pack_pair_u64(pk, "paused_readers", n->n_paused);
+    pack_pair_u64(pk, "closed_readers", n->n_stalled);
+    pack_pair_u64(pk, "bytes_in", n->bytes_in);
+    pack_pair_u64(pk, "bytes_out", n->bytes_out);
+    rpc_pack_str(pk, "draining");
+    rpc_pack_bool(pk, s->draining);
+}
+
+/* ---- memory, plan ---- */
+
+void describe__plan(const struct plan *p, msgpack_packer *pk) {
+    msgpack_pack_map(pk, 13);
+    rpc_pack_str(pk, "fits");
+    rpc_pack_bool(pk, p->fits);
+    rpc_pack_str(pk, "lines");
+    msgpack_pack_array(pk, (size_t)p->n_lines);
+    for (int i = 0; i < p->n_lines; i++) {
+        msgpack_pack_map(pk, 4);
+        pack_pair_str(pk, "name", p->lines[i].name);
+        pack_pair_u64(pk, "bytes", p->lines[i].bytes);
+        pack_pair_str(pk, "place", p->lines[i].place == PLAN_DEVICE ? "device" : "host");
+        pack_pair_str(pk, "note", p->lines[i].note);
+    }
+    pack_pair_u64(pk, "device_bytes", p->device_bytes);
+    pack_pair_u64(pk, "host_bytes", p->host_bytes);
+    pack_pair_u64(pk, "budget_bytes", p->budget_bytes);
+    pack_pair_u64(pk, "arena_bytes", p->pool.arena_bytes);
+    pack_pair_int(pk, "context", p->context);
+    pack_pair_int(pk, "max_seqs", p->pool.max_seqs);
+    pack_pair_int(pk, "tokens_fit", p->tokens_fit);
+    pack_pair_int(pk, "largest_context", p->largest_context);
+    pack_pair_int(pk, "context_for_all", p->context_for_all);
+    pack_pair_int(pk, "seqs_at_context", p->seqs_at_context);
+    rpc_pack_str(pk, "advice");
+    msgpack_pack_array(pk, (size_t)p->n_advice);
+    for (int i = 0; i < p->n_advice; i++) rpc_pack_text(pk, p->advice[i], strlen(p->advice[i]));
+}
+
+void describe__memory(struct server *s, msgpack_packer *pk) {
+    struct engine_stats st;
+    engine_get_stats(s->engine, &st);
+    msgpack_pack_map(pk, 3);
+    rpc_pack_str(pk, "plan");
+    describe__plan(engine_get_plan(s->engine), pk);
+    pack_pair_u64(pk, "resident_bytes", st.resident_bytes);
+    rpc_pack_str(pk, "pool");
+    pack_pool(pk, &st.pool);
+}

@@ -1,0 +1,585 @@
+/* serve/: the server under good, rude and dead clients. Method: each test spawns a server on a fake engine
+ * (tests/fake_engine.h: the answer repeats the prompt, a byte a token) and talks to it over real sockets with
+ * a raw client whose messages are compared as text. The server's exit code is checked at the end, so leak and
+ * race checkers speak, too. Time-outs and drains: tests/test_serve_time.c. */
+#include "tests/harness.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "serve/rpc.h"
+#include "tests/peer.h"
+
+static void start(struct spawned *s, struct peer *p, int step_us, int run) {
+    struct serve_options o;
+    peer_options(&o);
+    spawn_server(s, &o, step_us, run);
+    peer_open(p, s);
+}
+
+static void stop(struct spawned *s, struct peer *p) {
+    peer_close(p);
+    spawned_stop(s);
+}
+
+static void test_serve_describes_itself(void) {
+    struct spawned s;
+    struct peer p;
+    msgpack_object o;
+    start(&s, &p, 100, 1);
+    peer_send(&p, "[0,1,'hello',[{'client':'test','protocol':1}]]");
+    peer_expect(&p,
+                "[1, 1, nil, {\"server\"=>\"tandem\", \"protocol\"=>1, \"model\"=>{\"name\"=>\"fake "
+                "\"model\"\", \"fingerprint\"=>\"fedcba9876543210\", \"context\"=>4096, "
+                "\"chat_template\"=>\"fake\", \"tokenizer\"=>{\"fingerprint\"=>\"0123456789abcdef\", "
+                "\"n_tokens\"=>258}}, \"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
+                "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20}}]");
+    peer_send(&p, "[0,2,'hello',[{'protocol':2}]]");
+    peer_expect(&p, "[1, 2, [11, \"protocol 2; this server speaks 1\", {\"name\"=>\"unsupported\"}], nil]");
+    peer_send(&p, "[0,3,'tokenize',['h\xc3\xa9']]");
+    peer_expect(&p, "[1, 3, nil, {\"tokens\"=>[104, 195, 169], \"count\"=>3}]");
+    peer_send(&p, "[0,4,'detokenize',[[104,195,169,256]]]");
+    peer_expect(&p, "[1, 4, nil, {\"text\"=>\"h\xc3\xa9\"}]");
+    peer_send(&p, "[0,5,'detokenize',[[104,256],{'skip_special_tokens':false}]]");
+    peer_expect(&p, "[1, 5, nil, {\"text\"=>\"h<eos>\"}]");
+    peer_send(&p, "[0,6,'detokenize',[[195]]]");
+    peer_expect(&p, "[1, 6, nil, {\"bytes\"=>%}]");
+    peer_send(&p, "[0,7,'detokenize',[[258]]]");
+    peer_expect(&p, "[1, 7, [4, \"token 0 is no id from 0 to 257\", {\"name\"=>\"invalid_params\", "
+                    "\"param\"=>\"tokens\"}], nil]");
+    peer_send(&p, "[0,8,'models',[]]");
+    peer_expect(&p, "[1, 8, nil, [{\"name\"=>%}]]");
+    peer_send(&p, "[0,9,'plan',[{'context':777,'free_memory':5}]]");
+    assert_true(peer_recv(&p, &o));
+    const msgpack_object *plan = &o.via.array.ptr[3];
+    assert_int_equal(map_int(plan, "context"), 777);
+    assert_int_equal(map_int(plan, "budget_bytes"), 5);
+    peer_send(&p, "[0,10,'memory',[]]");
+    assert_true(peer_recv(&p, &o));
+    assert_int_equal(map_int(map_get(&o.via.array.ptr[3], "pool"), "arena_bytes"), 1 << 20);
+    assert_int_equal(peer_stat(&p, "running"), 0);
+    stop(&s, &p);
+}
+
+/* The text of all notifications is the answer; seq counts; one done, with the usage. */
+static void test_serve_generate_streams(void) {
+    struct spawned s;
+    struct peer p;
+    struct strbuf text = {0};
+    msgpack_object done;
+    int n;
+    start(&s, &p, 200, 3);
+    peer_send(&p, "[0,1,'generate',['hello ',{'max_tokens':20}]]");
+    peer_expect(&p, "[1, 1, nil, {\"stream\"=>1}]");
+    peer_collect(&p, 1, &text, &n, &done);
+    assert_string_equal(text.data, "hello hello hello he");
+    assert_true(n >= 1 && n <= 7);
+    assert_true(rpc_text_is(map_get(&done, "finish_reason"), "length"));
+    assert_int_equal(map_get(&done, "stop_reason")->type, MSGPACK_OBJECT_NIL);
+    const msgpack_object *usage = map_get(&done, "usage");
+    assert_int_equal(map_int(usage, "prompt_tokens"), 6);
+    assert_int_equal(map_int(usage, "completion_tokens"), 20);
+    assert_int_equal(map_int(usage, "total_tokens"), 26);
+    assert_int_equal(map_int(&done, "seed"), 99);
+    assert_int_equal(map_get(&done, "speculation")->type, MSGPACK_OBJECT_NIL);
+    map_get(map_get(&done, "timings"), "ttft_ms");
+    peer_expect_silence(&p, 50);
+    strbuf_deinit(&text);
+    stop(&s, &p);
+}
+
+static void test_serve_unary(void) {
+    struct spawned s;
+    struct peer p;
+    start(&s, &p, 100, 2);
+    peer_send(&p, "[0,1,'generate',['ab',{'max_tokens':5,'stream':false,'seed':18446744073709551615}]]");
+    peer_expect(&p, "[1, 1, nil, {\"text\"=>\"ababa\", \"tokens\"=>[97, 98, 97, 98, 97], "
+                    "\"finish_reason\"=>\"length\", \"stop_reason\"=>nil, \"usage\"=>{%}, "
+                    "\"timings\"=>{%}, \"seed\"=>18446744073709551615, \"speculation\"=>nil}]");
+    peer_send(&p, "[0,2,'generate',[[104,105],{'max_tokens':3.0,'stream':false,'logprobs':1}]]");
+    peer_expect(&p, "[1, 2, nil, {\"text\"=>\"hih\", \"tokens\"=>[104, 105, 104], \"logprobs\"=>["
+                    "{\"logprob\"=>-0.500000, \"top\"=>[[104, -0.500000]]}, "
+                    "{\"logprob\"=>-0.500000, \"top\"=>[[105, -0.500000]]}, "
+                    "{\"logprob\"=>-0.500000, \"top\"=>[[104, -0.500000]]}], \"finish_reason\"=>%, "
+                    "\"stop_reason\"=>nil, \"usage\"=>{%}, \"timings\"=>{%}, \"seed\"=>99, "
+                    "\"speculation\"=>nil}]");
+    peer_send(&p, "[0,3,'chat',[[{'role':'user','content':'hi!'}],{'stream':false}]]");
+    peer_expect(&p, "[1, 3, nil, {\"text\"=>\"hi!\", \"tokens\"=>[104, 105, 33, 256], "
+                    "\"finish_reason\"=>\"stop\", %}, %}, %}]");
+    stop(&s, &p);
+}
+
+/* A stop string across tokens is never shown in part; an incomplete character waits; what is no UTF-8 comes as
+ * bin. One token a notification at most, since the engine commits one a step and we read along. */
+static void test_serve_text_edges(void) {
+    struct spawned s;
+    struct peer p;
+    struct strbuf text = {0};
+    msgpack_object o, done;
+    int n;
+    start(&s, &p, 1000, 1);
+    peer_send(&p, "[0,1,'generate',['one END two',{'stop':['END','XX']}]]");
+    peer_expect(&p, "[1, 1, nil, {\"stream\"=>1}]");
+    peer_collect(&p, 1, &text, &n, &done);
+    assert_string_equal(text.data, "one ");
+    assert_true(rpc_text_is(map_get(&done, "finish_reason"), "stop"));
+    assert_true(rpc_text_is(map_get(&done, "stop_reason"), "END"));
+    strbuf_clear(&text);
+    /* held back at the end of the stream: released, not lost */
+    peer_send(&p, "[0,2,'generate',['one EN',{'stop':'END','max_tokens':6}]]");
+    peer_expect(&p, "[1, 2, nil, {\"stream\"=>2}]");
+    peer_collect(&p, 2, &text, &n, &done);
+    assert_string_equal(text.data, "one EN");
+    /* an emoji in four tokens: every notification is whole characters */
+    peer_send(&p, "[0,3,'generate',['\xf0\x9f\x98\x80',{'max_tokens':8}]]");
+    peer_expect(&p, "[1, 3, nil, {\"stream\"=>3}]");
+    int n_chars = 0;
+    for (;;) {
+        assert_true(peer_recv(&p, &o));
+        if (strstr(p.text, "\"done\"")) break;
+        const msgpack_object *map = &o.via.array.ptr[2].via.array.ptr[1];
+        const msgpack_object *t = map_get(map, "text");
+        assert_int_equal(t->type, MSGPACK_OBJECT_STR);
+        assert_int_equal(t->via.str.size % 4, 0);
+        n_chars += (int)t->via.str.size / 4;
+    }
+    assert_int_equal(n_chars, 2);
+    peer_send(&p, "[0,4,'generate',[[195,40],{'max_tokens':2,'stream':false}]]");
+    peer_expect(&p, "[1, 4, nil, {\"bytes\"=>%, \"tokens\"=>[195, 40], %}, %}, %}]");
+    strbuf_deinit(&text);
+    stop(&s, &p);
+}
+
+static void test_serve_bad_params(void) {
+    static const struct {
+        const char *request, *answer;
+    } t[] = {
+        {"'generate',['x',{'max_token':3}]",
+         "[4, \"unknown option \"max_token\"; did you mean \"max_tokens\"?\", "
+         "{\"name\"=>\"invalid_params\"}]"},
+        {"'generate',['x',{'zzzz':3}]",
+         "[4, \"unknown option \"zzzz\"\", {\"name\"=>\"invalid_params\"}]"},
+        {"'generate',['x',{'temperature':-0.5}]",
+         "[4, \"temperature is -0.5, allowed is [0, 100]\", {\"name\"=>\"invalid_params\", "
+         "\"param\"=>\"temperature\"}]"},
+        {"'generate',['x',{'top_p':0}]", "[4, \"top_p is 0, allowed is (0, 1]\", %]"},
+        {"'generate',['x',{'top_p':1.5}]", "[4, \"top_p is 1.5, allowed is (0, 1]\", %]"},
+        {"'generate',['x',{'top_k':-1}]", "[4, \"top_k is -1, allowed is [0, 2147483647]\", %]"},
+        {"'generate',['x',{'top_k':2.5}]", "[4, \"top_k must be an integer, not 2.5\", %]"},
+        {"'generate',['x',{'max_tokens':0}]",
+         "[4, \"max_tokens is 0, allowed is [1, 2147483647]\", %]"},
+        {"'generate',['x',{'max_tokens':9223372036854775808}]",
+         "[4, \"max_tokens is 9.22337203685478e+18, allowed is [1, 2147483647]\", %]"},
+        {"'generate',['x',{'min_tokens':5,'max_tokens':2}]", "[4, %]"},
+        {"'generate',['x',{'seed':-1}]", "[4, \"seed must be an integer from 0 to 2^64 - 1\", %]"},
+        {"'generate',['x',{'stream':1}]", "[4, \"stream must be true or false, not an integer\", %]"},
+        {"'generate',['x',{'stop':'%s'}]", "[4, \"a stop string must have 1 to 256 bytes, not 0\", %]"},
+        {"'generate',['x',{'stop':[1]}]",
+         "[4, \"stop must be a str or an array of them, not an integer\", %]"},
+        {"'generate',['x',{'logprobs':21}]", "[4, \"logprobs is 21, allowed is [0, 20]\", %]"},
+        {"'generate',['x',{'n':2}]", "[4, \"n must be 1: one answer a request\", %]"},
+        {"'generate',['x',{'stop':['1','2','3','4','5','6','7','8','9','a','b','c','d','e','f','g',"
+         "'h']}]", "[4, \"stop holds 17 strings, at most 16\", %]"},
+        {"'generate',['x',[]]", "[4, \"options must be a map, not an array\", %]"},
+        {"'generate',['x',{},{}]",
+         "[4, \"3 parameters; the form is generate [prompt, options]\", {\"name\"=>\"invalid_params\"}]"},
+        {"'generate',[]", "[4, \"0 parameters; the form is generate [prompt, options]\", %]"},
+        {"'generate',[5]",
+         "[4, \"prompt must be a str or an array of token ids, not an integer\", %]"},
+        {"'generate',['']", "[4, \"prompt is empty\", %]"},
+        {"'generate',[[1,300]]", "[4, \"token 1 is no id from 0 to 257\", %]"},
+        {"'generate',[[-1]]", "[4, \"token 0 is no id from 0 to 257\", %]"},
+        {"'chat',[[]]", "[4, \"0 messages, allowed is 1 to 4096\", %]"},
+        {"'chat',['hi']", "[4, \"messages must be an array, not a str\", %]"},
+        {"'chat',[[{'role':'user'}]]", "[4, \"messages[0] needs role and content\", %]"},
+        {"'chat',[[{'role':'user','content':5}]]",
+         "[4, \"messages[0].content must be a str, not an integer\", %]"},
+        {"'chat',[[{'role':'king','content':'x'}]]", "[4, \"role \"king\" has no place\", %]"},
+        {"'chat',[[{'role':'user','text':'x'}]]",
+         "[4, \"messages[0] has a key \"text\"; it takes role and content\", %]"},
+        {"'stats',[1]", "[4, \"options must be a map, not an integer\", %]"},
+        {"'generat',['x']", "[3, \"no method \"generat\"; did you mean \"generate\"?\", "
+                            "{\"name\"=>\"unknown_method\"}]"},
+        {"'xyzzy',[]", "[3, \"no method \"xyzzy\"\", {\"name\"=>\"unknown_method\"}]"},
+        {"'cancel',['a']", "[4, %]"},
+        {"5,[]", "[2, \"method must be a str, not an integer\", {\"name\"=>\"invalid_request\"}]"},
+        {"'hello',{}", "[2, \"params must be an array, not a map\", %]"},
+    };
+    struct spawned s;
+    struct peer p;
+    start(&s, &p, 100, 1);
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        char want[600];
+        snprintf(want, sizeof want, "[1, %zu, %s, nil]", i, t[i].answer);
+        struct strbuf out = {0};
+        char text[600], *empty;
+        snprintf(text, sizeof text, "[0,%zu,%s]", i, t[i].request);
+        if ((empty = strstr(text, "%s"))) memmove(empty, empty + 2, strlen(empty + 2) + 1);
+        pack_text(&out, text);
+        peer_send_bytes(&p, out.data, out.n);
+        peer_expect(&p, want);
+        strbuf_deinit(&out);
+    }
+    /* nil is "not given", x_ is nobody's business */
+    peer_send(&p, "[0,90,'generate',['x',{'max_tokens':1,'top_p':nil,'x_trace':'id','stream':false}]]");
+    peer_expect(&p, "[1, 90, nil, {\"text\"=>\"x\", %}, %}, %}]");
+    stop(&s, &p);
+}
+
+static void test_serve_too_long(void) {
+    struct spawned s;
+    struct peer p;
+    struct strbuf out = {0};
+    msgpack_packer pk;
+    start(&s, &p, 100, 1);
+    char *text = malloc(20000);
+    memset(text, 'a', 20000);
+    for (int i = 0; i < 2; i++) {
+        strbuf_clear(&out);
+        rpc_packer(&pk, &out);
+        rpc_pack_request_head(&pk, (uint32_t)i, "generate");
+        msgpack_pack_array(&pk, 1);
+        rpc_pack_text(&pk, text, i == 0 ? 5000 : 20000);
+        peer_send_bytes(&p, out.data, out.n);
+        peer_expect(&p, i == 0 ? "[1, 0, [5, \"prompt of 5000 tokens, context 4096\", {\"name\"=>"
+                                 "\"too_long\", \"n_prompt\"=>5000, \"n_ctx\"=>4096, "
+                                 "\"max_tokens\"=>nil}], nil]"
+                               : "[1, 1, [5, \"the prompt has more than 16384 tokens, the context holds "
+                                 "4096\", {\"name\"=>\"too_long\", \"n_prompt\"=>16384, "
+                                 "\"n_ctx\"=>4096}], nil]");
+    }
+    free(text);
+    strbuf_deinit(&out);
+    stop(&s, &p);
+}
+
+/* One request in pieces of one byte; then three requests in one piece. */
+static void test_serve_partial_frames(void) {
+    struct spawned s;
+    struct peer p;
+    struct strbuf out = {0};
+    start(&s, &p, 100, 1);
+    pack_text(&out, "[0,7,'tokenize',['ab',{'add_special_tokens':false}]]");
+    for (size_t i = 0; i < out.n; i++) {
+        peer_send_bytes(&p, out.data + i, 1);
+        if (i % 7 == 0) usleep(1000);
+        if (i + 1 < out.n && i % 16 == 0) peer_expect_silence(&p, 1);
+    }
+    peer_expect(&p, "[1, 7, nil, {\"tokens\"=>[97, 98], \"count\"=>2}]");
+    strbuf_clear(&out);
+    pack_text(&out, "[0,1,'tokenize',['a']] [0,2,'tokenize',['b']] [0,3,'tokenize',['c']]");
+    peer_send_bytes(&p, out.data, out.n);
+    for (int i = 1; i <= 3; i++) {
+        char want[80];
+        snprintf(want, sizeof want, "[1, %d, nil, {\"tokens\"=>[%d], \"count\"=>1}]", i, 96 + i);
+        peer_expect(&p, want);
+    }
+    strbuf_deinit(&out);
+    stop(&s, &p);
+}
+
+/* What is no message closes that connection, says so where an id is readable, and disturbs nobody else. */
+static void test_serve_garbage(void) {
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *answer;
+    } t[] = {
+        {"GET / HTTP/1.1\r\n\r\n", 18, NULL},
+        {"\xdd\xff\xff\xff\xff", 5, NULL},
+        {"\xc1", 1, NULL},
+        {"\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91", 18, NULL},
+        {"\x94\x03\x01\xa1x\x90", 6, NULL},
+        {"\x90", 1, NULL},
+        {"\x93\x02\xa1x\x05", 5, NULL},
+        {"\x94\x00\x09\xa1x\xc7", 6,
+         "[1, 9, [1, \"extension types are not spoken here\", {\"name\"=>\"parse_error\"}], nil]"},
+        {"\x94\x00\xcd\x01\x00\xa1\xff", 7,
+         "[1, 256, [1, \"str is not valid UTF-8\", {\"name\"=>\"parse_error\"}], nil]"},
+        {"\x94\x00\x05\xa1x\x91\xdb\xff\xff\xff\xff", 11, "[1, 5, [1, %], nil]"},
+    };
+    struct spawned s;
+    struct peer p, other;
+    start(&s, &other, 1000, 1);
+    peer_send(&other, "[0,1,'generate',['abc',{'max_tokens':600}]]");
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        peer_open(&p, &s);
+        peer_send_bytes(&p, t[i].bytes, t[i].n);
+        if (t[i].answer) peer_expect(&p, t[i].answer);
+        peer_expect_closed(&p, 2000);
+        peer_close(&p);
+    }
+    struct strbuf text = {0};
+    msgpack_object done;
+    int n;
+    peer_expect(&other, "[1, 1, nil, {\"stream\"=>1}]");
+    peer_collect(&other, 1, &text, &n, &done);
+    assert_int_equal(text.n, 600);
+    strbuf_deinit(&text);
+    assert_int_equal(peer_stat(&other, "bad_frames"), 10);
+    /* responses and notifications are never answered, and do no harm */
+    peer_send(&other, "[1,5,nil,'x'] [2,'token',[1]] [2,'generate',['x']] [1,0,[1,'e',{}],nil]");
+    peer_expect_silence(&other, 100);
+    stop(&s, &other);
+}
+
+static void test_serve_duplicate_ids(void) {
+    struct spawned s;
+    struct peer p;
+    start(&s, &p, 20000, 1);
+    peer_send(&p, "[0,7,'generate',['ab',{'max_tokens':8,'stream':false}]] [0,7,'stats',[]]");
+    peer_expect(&p, "[1, 7, [12, \"request 7 is still unanswered\", {\"name\"=>\"duplicate_id\"}], nil]");
+    peer_expect(&p, "[1, 7, nil, {\"text\"=>\"abababab\", %}, %}, %}]");
+    /* answered: the id is free again, and a stream's id is free at once */
+    peer_send(&p, "[0,7,'generate',['ab',{'max_tokens':2}]] [0,7,'tokenize',['a']]");
+    peer_expect(&p, "[1, 7, nil, {\"stream\"=>1}]");
+    peer_expect(&p, "[1, 7, nil, {\"tokens\"=>[97], \"count\"=>1}]");
+    stop(&s, &p);
+}
+
+/* After the answer to cancel no token comes, done does, once; then the id is unknown. Many times, since the
+ * two sides race. */
+static void test_serve_cancel(void) {
+    struct spawned s;
+    struct peer p;
+    msgpack_object o;
+    start(&s, &p, 300, 1);
+    for (int i = 1; i <= 40; i++) {
+        peer_send(&p, "[0,1,'generate',['abc',{'max_tokens':4000}]]");
+        assert_true(peer_recv(&p, &o));
+        if (i % 4) usleep((useconds_t)(i * 100));
+        peer_send(&p, "[0,2,'cancel',[%d]]", i);
+        bool answered = false;
+        for (;;) {
+            assert_true(peer_recv(&p, &o));
+            if (strstr(p.text, "\"token\"")) {
+                if (answered) fail_msg("token after the answer: %s", p.text);
+            } else if (strstr(p.text, "\"done\"")) {
+                assert_true(answered);
+                assert_non_null(strstr(p.text, "\"finish_reason\"=>\"cancelled\""));
+                break;
+            } else {
+                assert_string_equal(p.text, "[1, 2, nil, {\"cancelled\"=>true}]");
+                answered = true;
+            }
+        }
+    }
+    peer_expect_silence(&p, 30);
+    peer_send(&p, "[0,3,'cancel',[40]]");
+    peer_expect(&p, "[1, 3, nil, {\"cancelled\"=>false}]");
+    /* a unary request is cancelled by its message id */
+    peer_send(&p, "[0,50,'generate',['abc',{'stream':false}]] [0,51,'cancel',[50]] "
+                  "[0,52,'cancel',[50,{'unary':true}]]");
+    peer_expect(&p, "[1, 51, nil, {\"cancelled\"=>false}]");
+    peer_expect(&p, "[1, 52, nil, {\"cancelled\"=>true}]");
+    peer_expect(&p, "[1, 50, [7, \"cancelled after % tokens\", {\"name\"=>\"cancelled\"}], nil]");
+    assert_int_equal(peer_stat(&p, "running"), 0);
+    stop(&s, &p);
+}
+
+static void wait_stat(struct peer *p, const char *name, long long want) {
+    int64_t start_ns = clock_ns();
+    long long got;
+    while ((got = peer_stat(p, name)) != want) {
+        if (clock_ms_since(start_ns) > 3000) fail_msg("%s is %lld, want %lld", name, got, want);
+        usleep(2000);
+    }
+}
+
+/* Gone clients' requests end, streamed or unary, closed or reset. */
+static void test_serve_disconnect_cancels(void) {
+    struct spawned s;
+    struct peer p, watcher;
+    start(&s, &watcher, 2000, 1);
+    for (int unary = 0; unary < 2; unary++) {
+        peer_open(&p, &s);
+        peer_send(&p, "[0,1,'generate',['abc',{'stream':%s}]] [0,2,'chat',[[{'role':'user','content':"
+                      "'x'},{'role':'assistant','content':'y'}],{'add_generation_prompt':false,"
+                      "'stream':%s}]]", unary ? "false" : "true", unary ? "false" : "true");
+        wait_stat(&watcher, "running", 2);
+        peer_close(&p);
+        wait_stat(&watcher, "running", 0);
+        wait_stat(&watcher, "connections", 1);
+    }
+    stop(&s, &watcher);
+}
+
+/* A client that does not read: its requests leave the batch, others go on, nothing is lost when it reads
+ * again, and what piled up comes in few notifications. */
+static void test_serve_slow_reader_pauses(void) {
+    struct spawned s;
+    struct serve_options o;
+    struct peer slow, other;
+    struct strbuf text = {0};
+    msgpack_object done;
+    int n;
+    peer_options(&o);
+    o.high_bytes = 4096;
+    o.low_bytes = 1024;
+    spawn_server(&s, &o, 0, 8);
+    peer_open(&slow, &s);
+    peer_open(&other, &s);
+    int small = 2048;
+    setsockopt(slow.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    /* 64 streams of up to 4,000 tokens: more than the kernel holds for it */
+    for (int i = 0; i < 60; i++)
+        peer_send(&slow, "[0,%d,'generate',['abcdefgh',{'logprobs':1}]]", i);
+    int64_t start_ns = clock_ns();
+    while (peer_stat(&other, "paused") < 10)
+        if (clock_ms_since(start_ns) > 5000) fail_msg("never paused");
+    peer_send(&other, "[0,1,'generate',['xyz',{'max_tokens':100,'stream':false}]]");
+    peer_expect(&other, "[1, 1, nil, {\"text\"=>\"xyzxyz%}, %}, %}]");
+    long long waited = peer_stat(&other, "paused");
+    usleep(50000);
+    assert_true(waited > 0);
+    assert_int_equal(peer_stat(&other, "paused"), waited);
+    /* it wakes up: every stream is whole */
+    int n_done = 0, n_answers = 0;
+    size_t n_text[61] = {0};
+    while (n_done < 60) {
+        msgpack_object m;
+        struct rpc_message r;
+        struct err e = {0};
+        if (!peer_recv(&slow, &m)) fail_msg("closed after %d", n_done);
+        assert_int_equal(rpc_read(&r, &m, &e), RPC_GOOD);
+        if (r.type == RPC_RESPONSE) {
+            if (r.error.type != MSGPACK_OBJECT_NIL) fail_msg("%s", slow.text);
+            n_answers++;
+            continue;
+        }
+        uint64_t id = r.params.ptr[0].via.u64;
+        assert_true(id >= 1 && id <= 60);
+        if (r.method_n == 4) {
+            n_done++;
+            assert_int_equal(n_text[id], 4096 - 8);
+            continue;
+        }
+        const msgpack_object *t = map_get(&r.params.ptr[1], "text");
+        for (uint32_t k = 0; k < t->via.str.size; k++)
+            assert_int_equal(t->via.str.ptr[k], 'a' + (int)((n_text[id] + k) % 8));
+        n_text[id] += t->via.str.size;
+    }
+    assert_int_equal(n_answers, 60);
+    assert_int_equal(peer_stat(&other, "paused"), 0);
+    /* and works on */
+    peer_send(&slow, "[0,1,'generate',['ab',{'max_tokens':4}]]");
+    peer_expect(&slow, "[1, 1, nil, {\"stream\"=>61}]");
+    peer_collect(&slow, 61, &text, &n, &done);
+    assert_string_equal(text.data, "abab");
+    strbuf_deinit(&text);
+    peer_close(&slow);
+    stop(&s, &other);
+}
+
+static void test_serve_limits(void) {
+    struct spawned s;
+    struct serve_options o;
+    struct peer p[4];
+    peer_options(&o);
+    o.max_connections = 3;
+    o.max_streams = 2;
+    o.max_message_bytes = 2048;
+    spawn_server(&s, &o, 5000, 1);
+    for (int i = 0; i < 3; i++) {
+        peer_open(&p[i], &s);
+        assert_int_equal(peer_stat(&p[i], "connections"), i + 1);
+    }
+    peer_open(&p[3], &s);
+    peer_expect_closed(&p[3], 2000);
+    peer_close(&p[3]);
+    assert_int_equal(peer_stat(&p[0], "refused"), 1);
+    peer_send(&p[0], "[0,1,'generate',['a']] [0,2,'generate',['a',{'stream':false}]] "
+                     "[0,3,'generate',['a']]");
+    peer_expect(&p[0], "[1, 1, nil, {\"stream\"=>1}]");
+    for (;;) { /* among token notifications */
+        msgpack_object m;
+        assert_true(peer_recv(&p[0], &m));
+        if (m.via.array.ptr[0].via.u64 == RPC_RESPONSE) break;
+    }
+    assert_string_equal(p[0].text, "[1, 3, [14, \"2 requests run on this connection, at most 2\", "
+                                   "{\"name\"=>\"too_many\"}], nil]");
+    peer_close(&p[0]);
+    wait_stat(&p[1], "running", 0);
+    /* a place is free again */
+    peer_open(&p[0], &s);
+    assert_int_equal(peer_stat(&p[0], "connections"), 3);
+    /* a message over the limit is refused at its header */
+    peer_send_bytes(&p[2], "\x94\x00\x03\xa8tokenize\x91\xc5\x08\x00", 16);
+    peer_expect(&p[2], "[1, 3, [1, \"message declares more bytes than allowed\", "
+                       "{\"name\"=>\"parse_error\"}], nil]");
+    peer_expect_closed(&p[2], 2000);
+    peer_close(&p[2]);
+    peer_close(&p[1]);
+    stop(&s, &p[0]);
+}
+
+/* The bytes that docs/protocol.md shows, as they are on the wire. */
+static void hex_line(const char *line, struct strbuf *out) {
+    for (const char *t = line + 8; *t; t++) {
+        unsigned b;
+        if (*t == ' ' || *t == '\n') continue;
+        if (sscanf(t, "%2x", &b) != 1) fail_msg("no hex: %s", line);
+        strbuf_append_char(out, (char)b);
+        t++;
+    }
+}
+
+static void test_serve_protocol_document(void) {
+    struct spawned s;
+    struct peer p;
+    struct strbuf want = {0}, ask = {0};
+    char line[1024];
+    int n_dumps = 0;
+    FILE *f = fopen("docs/protocol.md", "r");
+    if (!f) fail_msg("docs/protocol.md: %s", strerror(errno));
+    start(&s, &p, 20000, 3);
+    while (fgets(line, sizeof line, f)) {
+        bool client = strncmp(line, "    C>  ", 8) == 0, server = strncmp(line, "    S>  ", 8) == 0;
+        if (client) {
+            strbuf_clear(&ask);
+            hex_line(line, &ask);
+            peer_send_bytes(&p, ask.data, ask.n);
+            n_dumps++;
+        } else if (server) {
+            msgpack_object o;
+            strbuf_clear(&want);
+            hex_line(line, &want);
+            do assert_true(peer_recv(&p, &o)); /* `done` is not shown: its timings differ */
+            while (strstr(p.text, "\"done\""));
+            if (p.n_message != want.n || memcmp(p.in.data, want.data, want.n) != 0) {
+                for (size_t i = 0; i < p.n_message; i++) print_error("%02x ", (unsigned char)p.in.data[i]);
+                fail_msg("\n%sgot %s", line, p.text);
+            }
+            n_dumps++;
+        }
+    }
+    assert_true(n_dumps >= 5);
+    fclose(f);
+    strbuf_deinit(&want);
+    strbuf_deinit(&ask);
+    stop(&s, &p);
+}
+
+const struct test tests[] = {
+    {"serve_describes_itself", TEST_QUICK, 10000, test_serve_describes_itself},
+    {"serve_generate_streams", TEST_QUICK, 10000, test_serve_generate_streams},
+    {"serve_unary", TEST_QUICK, 10000, test_serve_unary},
+    {"serve_text_edges", TEST_QUICK, 10000, test_serve_text_edges},
+    {"serve_bad_params", TEST_QUICK, 10000, test_serve_bad_params},
+    {"serve_too_long", TEST_QUICK, 10000, test_serve_too_long},
+    {"serve_partial_frames", TEST_QUICK, 10000, test_serve_partial_frames},
+    {"serve_garbage", TEST_QUICK, 15000, test_serve_garbage},
+    {"serve_duplicate_ids", TEST_QUICK, 10000, test_serve_duplicate_ids},
+    {"serve_cancel", TEST_QUICK, 15000, test_serve_cancel},
+    {"serve_disconnect_cancels", TEST_QUICK, 15000, test_serve_disconnect_cancels},
+    {"serve_slow_reader_pauses", TEST_QUICK, 20000, test_serve_slow_reader_pauses},
+    {"serve_limits", TEST_QUICK, 10000, test_serve_limits},
+    {"serve_protocol_document", TEST_QUICK, 10000, test_serve_protocol_document},
+    {0},
+};
