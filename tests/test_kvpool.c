@@ -238,6 +238,31 @@ static void test_kvpool_one_allocation(void) {
     }
 }
 
+/* A model without a draft or shallow layers: callers may loop over all classes. */
+static void test_kvpool_unused_classes(void) {
+    struct kvpool_options o = options(0, 0, 3, 300);
+    struct kvpool *p = open_pool(&o);
+    struct err e = {0};
+    int need[KVPOOL_N_CLASSES], seq[9], hit, n;
+    kvpool_need(p, 65, true, need);
+    assert_int_equal(need[KVPOOL_DRAFT] + need[KVPOOL_SHALLOW], 0);
+    assert_int_equal(need[KVPOOL_DEEP], 2);
+    for (int i = 0; i < o.max_seqs; i++) {
+        assert_ok(kvpool_seq_open(p, 65, true, NULL, 0, 0, &seq[i], &hit, &e), e);
+        extend_all(p, seq[i], true, 65);
+        for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
+            kvpool_seq_pages(p, seq[i], (enum kvpool_class)c, &n);
+            assert_int_equal(n, need[c]);
+        }
+    }
+    assert_int_equal(kvpool_seq_open(p, 65, true, NULL, 0, 0, &seq[8], &hit, &e), E_FULL);
+    assert_non_null(strstr(e.message, "all 8 sequences"));
+    kvpool_seq_close(p, seq[3]);
+    assert_ok(kvpool_seq_open(p, 65, true, NULL, 0, 0, &seq[3], &hit, &e), e);
+    kvpool_check(p);
+    kvpool_close(p);
+}
+
 static void test_kvpool_bad_options(void) {
     struct err e = {0};
     struct kvpool *p;
@@ -382,6 +407,7 @@ const struct test tests[] = {
     {"kvpool_classes_share", TEST_QUICK, 5000, test_kvpool_classes_share},
     {"kvpool_minimum", TEST_QUICK, 5000, test_kvpool_minimum},
     {"kvpool_one_allocation", TEST_QUICK, 5000, test_kvpool_one_allocation},
+    {"kvpool_unused_classes", TEST_QUICK, 5000, test_kvpool_unused_classes},
     {"kvpool_bad_options", TEST_QUICK, 5000, test_kvpool_bad_options},
     {"kvpool_geometry_waste", TEST_QUICK, 5000, test_kvpool_geometry_waste},
     {"kvpool_private_copy", TEST_QUICK, 5000, test_kvpool_private_copy},
