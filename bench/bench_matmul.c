@@ -2,7 +2,7 @@
  *
  * Every point is first checked against the reference table, then timed: minimum and median of --reps runs.
  * Beside it stand two floors measured in the same run on the same threads: the matrix's bytes over the read
- * bandwidth of a buffer of the same total size, and its products over the rate of a loop of the format's
+ * bandwidth of the same bytes, and its products over the rate of a loop of the format's
  * own instruction that touches registers only (AVX2: VPMADDUBSW + VPADDW, once for 4 to 6 bits and twice
  * for 8; AVX-512: VPDPBUSD; floats: FMA; AMX prompt rows: TDPBF16PS). A matrix is used as often as a
  * model's layers use theirs: copies of it cycle through --megabytes, so that a small one is not simply
@@ -68,10 +68,11 @@ __attribute__((target("avx2,fma"))) static double loop_fma8(void) {
     for (int n = 0; n < LOOPS; n++) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++) {
+            __asm__ volatile("" : "+x"(u));
             a[i] = _mm256_fmadd_ps(u, q, a[i]);
-            __asm__ volatile("" : "+x"(a[i]));
         }
     }
+    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
     return 12. * 8 * LOOPS;
 }
 __attribute__((target("avx512f,avx512vnni"))) static double loop_dpbusd(void) {
@@ -80,10 +81,11 @@ __attribute__((target("avx512f,avx512vnni"))) static double loop_dpbusd(void) {
     for (int n = 0; n < LOOPS; n++) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++) {
+            __asm__ volatile("" : "+v"(u));
             a[i] = _mm512_dpbusd_epi32(a[i], u, q);
-            __asm__ volatile("" : "+v"(a[i]));
         }
     }
+    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
     return 12. * 64 * LOOPS;
 }
 __attribute__((target("avx512f"))) static double loop_fma16(void) {
@@ -92,10 +94,11 @@ __attribute__((target("avx512f"))) static double loop_fma16(void) {
     for (int n = 0; n < LOOPS; n++) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++) {
+            __asm__ volatile("" : "+v"(u));
             a[i] = _mm512_fmadd_ps(u, q, a[i]);
-            __asm__ volatile("" : "+v"(a[i]));
         }
     }
+    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
     return 12. * 16 * LOOPS;
 }
 /* Two tiles of 16 x 32 by 32 x 16 into four accumulators. */
@@ -169,7 +172,12 @@ static void read_share(void *arg, int idx, int n_threads) {
     f->products[idx] = (double)sum[0];
 }
 
-static void measure_bandwidth(struct floors *f) {
+/* Of the very bytes that the products read, next to them in time: bandwidth is shared with neighbours and
+ * changes by the minute. */
+static void measure_bandwidth(struct floors *f, void *buffer, size_t bytes) {
+    f->buffer = buffer;
+    f->bytes = bytes;
+    f->bandwidth = 0;
     for (int i = 0; i < f->reps; i++) {
         int64_t t = clock_ns();
         threads_run(f->team, read_share, f);
@@ -293,10 +301,10 @@ static void point(const struct options *o, struct floors *f, struct kern *refere
     double factor, rate = floor_macs(f, floor_of(o->isa, m->t, rows.n_prompt > 0, &factor));
     double byte_floor = (double)m->w[0].bytes / f->bandwidth * 1e3;
     double mac_floor = rate > 0 ? work * factor / rate * 1e3 : 0, best = fmax(byte_floor, mac_floor);
-    printf("%s,%d,%s,%d,%d,%d,%s,%.4f,%.4f,%.2f,%.2f,%.4f,%.4f,%.2f\n", o->isa, o->threads,
+    printf("%s,%d,%s,%d,%d,%d,%s,%.4f,%.4f,%.2f,%.2f,%.2f,%.4f,%.4f,%.2f\n", o->isa, o->threads,
            kern_dtype_name(m->t), m->rows, m->cols, n, rows.n_prompt ? "prompt" : "generated", ms[0],
-           ms[o->reps / 2], work / ms[0] / 1e6, (double)m->w[0].bytes / ms[0] / 1e6, byte_floor,
-           mac_floor, ms[0] / best);
+           ms[o->reps / 2], work / ms[0] / 1e6, (double)m->w[0].bytes / ms[0] / 1e6,
+           f->bandwidth / 1e9, byte_floor, mac_floor, ms[0] / best);
     fflush(stdout);
     free(ms);
     free(out);
@@ -340,17 +348,10 @@ int main(int argc, char **argv) {
     if (kern_cpu_open(&k, &ko, &e) || kern_cpu_open(&reference, &kr, &e)) die("open:", e.message);
     struct floors *f = need(calloc(1, sizeof *f));
     f->reps = o.reps;
-    f->bytes = o.megabytes << 20;
     if (threads_open(&f->team, o.threads, &e)) die("threads:", e.message);
-    void *buffer;
-    if (k->ops->reserve(k, f->bytes, &buffer, &e)) die("reserve:", e.message);
-    memset(buffer, 1, f->bytes);
-    f->buffer = buffer;
-    measure_bandwidth(f);
-    k->ops->unreserve(k, buffer);
     struct kern_device_info info;
     k->ops->info(k, &info);
-    printf("# %s; reads %.1f GB/s over %zu MiB\n", info.name, f->bandwidth / 1e9, o.megabytes);
+    printf("# %s; matrices of %zu MiB in all\n", info.name, o.megabytes);
     for (int kind = 1; kind < N_FLOORS; kind++) {
         double factor;
         bool used = false;
@@ -361,8 +362,8 @@ int main(int argc, char **argv) {
             printf("# %s: %.1f GMAC/s\n", floor_names[kind],
                    floor_macs(f, (enum floor_kind)kind) / 1e9);
     }
-    printf("isa,threads,dtype,outputs,cols,rows,class,ms_min,ms_median,GMAC/s,GB/s,byte_floor_ms,"
-           "mac_floor_ms,times_floor\n");
+    printf("isa,threads,dtype,outputs,cols,rows,class,ms_min,ms_median,GMAC/s,GB/s,read_GB/s,"
+           "byte_floor_ms,mac_floor_ms,times_floor\n");
     struct matrix *m = need(malloc(sizeof *m));
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int t = 0; t < KERN_N_DTYPES; t++) {
@@ -373,6 +374,7 @@ int main(int argc, char **argv) {
             int rows = cases[c].rows, cols = cases[c].cols;
             uint8_t *src = random_weights((enum kern_dtype)t, (size_t)rows * (size_t)cols);
             matrix_make(m, k, (enum kern_dtype)t, rows, cols, o.megabytes << 20, src);
+            measure_bandwidth(f, m->memory, (size_t)m->copies * m->w[0].bytes);
             static const int gen[] = {1, 2, 3, 5};
             for (int i = 0; i < 4; i++)
                 point(&o, f, reference, m, src, (struct kern_rows){.n_gen = gen[i]});

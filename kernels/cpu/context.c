@@ -15,14 +15,23 @@ enum { PAGE_2M = 2 << 20 };
 
 /* ---- Which instruction set ----------------------------------------------------------------- */
 
+#if defined(__x86_64__)
+struct cpuid {
+    uint32_t eax, ebx, ecx, edx;
+};
+static struct cpuid cpuid(uint32_t leaf) {
+    struct cpuid r;
+    __asm__("cpuid" : "=a"(r.eax), "=b"(r.ebx), "=c"(r.ecx), "=d"(r.edx) : "a"(leaf), "c"(0));
+    return r;
+}
+#endif
+
 /* AMX state is off until a process asks for it (Linux 5.16): arch_prctl(ARCH_REQ_XCOMP_PERM,
  * XFEATURE_XTILEDATA). Threads started later inherit the permission. */
 static bool amx_permitted(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
-    uint32_t eax, ebx, ecx, edx;
-    __asm__("cpuid" : "=a"(eax), "=b"(ebx), "=c"(ecx), "=d"(edx) : "a"(0), "c"(0));
-    if (eax < 7) return false;
-    __asm__("cpuid" : "=a"(eax), "=b"(ebx), "=c"(ecx), "=d"(edx) : "a"(7), "c"(0));
+    if (cpuid(0).eax < 7) return false;
+    uint32_t edx = cpuid(7).edx;
     bool tile = edx >> 24 & 1, bf16 = edx >> 22 & 1;
     return tile && bf16 && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
@@ -32,8 +41,8 @@ static bool amx_permitted(void) {
 
 static bool has_avx2(void) {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    bool f16c = cpuid(1).ecx >> 29 & 1;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
 #else
     return false;
 #endif

@@ -88,20 +88,31 @@ static void raw_load(enum kern_dtype t, const uint8_t *p, struct raw *r) {
 
 /* ---- Into a panel --------------------------------------------------------------------------- */
 
-/* Values of one block of 32 of row `lane` into the block's vectors, which are zeroed before. */
+/* Values of one block of 32 of row `lane` into the block's vectors: a group of four is one word of each
+ * vector, so all four bytes move at once (which end comes first does not matter to them). */
 static void put_values(const struct cpu_format *f, int P, int lane, const uint8_t *value,
                        uint8_t *block) {
+    uint32_t v[8], word;
     size_t vec = (size_t)P * 4;
-    for (int k = 0; k < 32; k++) {
-        int g = k / 4, v = value[k];
-        uint8_t *at = block + lane * 4 + k % 4;
-        if (f->low == 8) {
-            at[(size_t)g * vec] = (uint8_t)v;
-            continue;
-        }
-        at[(size_t)(g % 4) * vec] |= (uint8_t)((v & 15) << (g < 4 ? 0 : 4));
-        if (f->high == 1) at[4 * vec] |= (uint8_t)((v >> 4) << g);
-        if (f->high == 2) at[(size_t)(4 + g / 4) * vec] |= (uint8_t)((v >> 4) << 2 * (g % 4));
+    uint8_t *at = block + lane * 4;
+    memcpy(v, value, 32);
+    if (f->low == 8) {
+        for (int g = 0; g < 8; g++) memcpy(at + (size_t)g * vec, &v[g], 4);
+        return;
+    }
+    for (int g = 0; g < 4; g++) {
+        word = (v[g] & 0x0f0f0f0f) | (v[g + 4] & 0x0f0f0f0f) << 4;
+        memcpy(at + (size_t)g * vec, &word, 4);
+    }
+    if (f->high == 1) {
+        word = 0;
+        for (int g = 0; g < 8; g++) word |= (v[g] >> 4 & 0x01010101) << g;
+        memcpy(at + 4 * vec, &word, 4);
+    }
+    for (int j = 0; f->high == 2 && j < 2; j++) {
+        word = 0;
+        for (int t = 0; t < 4; t++) word |= (v[4 * j + t] >> 4 & 0x03030303) << 2 * t;
+        memcpy(at + (size_t)(4 + j) * vec, &word, 4);
     }
 }
 
@@ -122,6 +133,14 @@ static void put_scales(const struct cpu_format *f, int P, int lane, const struct
     }
 }
 
+static void put_floats(int element, int P, int lane, int cols, const uint8_t *row, uint8_t *panel) {
+    size_t p = (size_t)P, at = (size_t)lane;
+    if (element == 4)
+        for (size_t k = 0; k < (size_t)cols; k++) memcpy(panel + (k * p + at) * 4, row + k * 4, 4);
+    else
+        for (size_t k = 0; k < (size_t)cols; k++) memcpy(panel + (k * p + at) * 2, row + k * 2, 2);
+}
+
 static void pack_panel(const struct kern_weight *w, uint8_t *panel, const uint8_t *src, int P,
                        int first) {
     const struct cpu_format *f = &cpu_formats[w->dtype];
@@ -134,9 +153,7 @@ static void pack_panel(const struct kern_weight *w, uint8_t *panel, const uint8_
     for (int lane = 0; lane < rows; lane++) {
         const uint8_t *row = src + (size_t)(first + lane) * row_bytes;
         if (f->block == 1) {
-            size_t e = (size_t)f->element;
-            for (size_t k = 0; k < (size_t)cols; k++)
-                memcpy(panel + (k * (size_t)P + (size_t)lane) * e, row + k * e, e);
+            put_floats(f->element, P, lane, cols, row, panel);
             continue;
         }
         for (int b = 0; b < cols / f->block; b++) {

@@ -76,15 +76,31 @@ static int op_weight_pack(struct kern *k, struct kern_weight *out, void *dst, en
     return 0;
 }
 
+struct embed_job {
+    const struct cpu_matmul_isa *isa;
+    const struct kern_weight *w;
+    const int32_t *token;
+    int n;
+    float *x;
+};
+
+static void embed_share(void *arg, int idx, int n_threads) {
+    const struct embed_job *j = arg;
+    int begin, end;
+    threads_split(j->n, 1, idx, n_threads, &begin, &end);
+    for (int r = begin; r < end; r++) {
+        float *out = j->x + (size_t)r * (size_t)j->w->cols;
+        if (j->token[r] >= 0 && j->token[r] < j->w->rows) j->isa->weight_row(j->w, j->token[r], out);
+        else memset(out, 0, (size_t)j->w->cols * sizeof *out);
+    }
+}
+
 static int op_embed(struct kern *k, const struct kern_weight *w, const int32_t *token, int n,
                     float *x) {
+    const struct cpu_ctx *c = cpu_ctx(k);
     ASSERT(w && w->data && token && x && n >= 0 && n <= KERN_MAX_ROWS);
-    for (int r = 0; r < n; r++) {
-        float *out = x + (size_t)r * (size_t)w->cols;
-        if (token[r] >= 0 && token[r] < w->rows)
-            cpu_ctx(k)->isa->matmul->weight_row(w, token[r], out);
-        else memset(out, 0, (size_t)w->cols * sizeof *out);
-    }
+    struct embed_job j = {c->isa->matmul, w, token, n, x};
+    run_units(c, n, embed_share, &j);
     return 0;
 }
 
