@@ -48,6 +48,10 @@ ALWAYS_INLINE vf v_load_bf16(const void *p) {
 }
 /* a * 2^n, n whole, rounded once. */
 ALWAYS_INLINE vf v_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+/* a, and 0 where x < bound (NaN is not). */
+ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a);
+}
 /* Lane i of a where bit i is set, else `other`. */
 ALWAYS_INLINE vf v_select(uint32_t bits, vf a, vf other) {
     return _mm512_mask_blend_ps((__mmask16)bits, other, a);
@@ -84,6 +88,9 @@ ALWAYS_INLINE vf v_scale2(vf a, vf n) {
     a = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     return _mm256_mul_ps(a,
                          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+}
+ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) {
+    return _mm256_and_ps(a, _mm256_cmp_ps(x, bound, _CMP_NLT_UQ));
 }
 ALWAYS_INLINE vf v_select(uint32_t bits, vf a, vf other) {
     const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
@@ -135,6 +142,7 @@ ALWAYS_INLINE vf v_scale2(vf a, vf n) {
     a = a * (vf)((half + 127) << 23);
     return a * (vf)((i - half + 127) << 23);
 }
+ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) { return (vf)((vi)a & ~(x < bound)); }
 ALWAYS_INLINE vf v_select(uint32_t bits, vf a, vf other) {
     const vu lane = {1, 2, 4, 8};
     return v_blend((vi)((lane & bits) != 0), a, other);

@@ -2,8 +2,9 @@
 #define TANDEM_KERNELS_CPU_VEXP_H
 
 /* Private: e^x on the vectors of simd.h, the same bits in every instruction set and in one lane as in all.
- * Relative error at most 2e-7 where the result is a normal number (tests/test_kernels_rowwise.c sweeps
- * it), subnormals rounded once, exactly 0 below -104, exactly 1 at 0, infinity above 88.73, NaN for NaN.
+ * Relative error at most 2e-7 (tests/test_kernels_rowwise.c sweeps it), exactly 0 below -87.33 (subnormal
+ * results cost hundreds of cycles and every masked column would be one), exactly 1 at 0, infinity above
+ * 88.73, NaN for NaN.
  *
  * x = n ln 2 + r with |r| <= ln 2 / 2; n comes from adding 1.5 * 2^23, which leaves the nearest whole
  * number in the low bits; ln 2 is taken off in two parts, the first short enough that n times it is exact
@@ -12,9 +13,9 @@
 
 #include "kernels/cpu/simd.h"
 
-ALWAYS_INLINE vf v_exp(vf x) {
-    const vf magic = v_set1(0x1.8p23f);
-    x = v_max(v_set1(-105.f), x);
+ALWAYS_INLINE vf v_exp(vf arg) {
+    const vf magic = v_set1(0x1.8p23f), lowest = v_set1(-87.33f);
+    vf x = v_max(lowest, arg);
     x = v_min(v_set1(90.f), x);
     vf n = v_sub(v_add(v_mul(x, v_set1(0x1.715476p0f)), magic), magic);
     vf r = v_sub(x, v_mul(n, v_set1(0x1.62e4p-1f)));
@@ -26,7 +27,7 @@ ALWAYS_INLINE vf v_exp(vf x) {
     p = v_add(v_mul(p, r), v_set1(0x1.fffffcp-2f));
     p = v_add(r, v_mul(v_mul(r, r), p));
     p = v_add(p, v_set1(1.f));
-    return v_scale2(p, n);
+    return v_zero_below(v_scale2(p, n), arg, lowest);
 }
 
 static inline float s_exp(float x) {
