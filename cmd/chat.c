@@ -30,7 +30,7 @@ struct chat {
     struct client_settings settings;
     struct turn turns[MAX_TURNS]; /* [0] is the system message where there is one */
     int n_turns;
-    bool tty;     /* the answer goes to a terminal */
+    bool tty; /* the answer goes to a terminal */
     bool quiet;
     struct strbuf answer;
     bool at_line_start;
@@ -88,7 +88,8 @@ static void set_system(struct chat *c, const char *text) {
 
 /* ---- An answer ---- */
 
-/* A model's text must not command the terminal: control characters but newline and tab are not sent to one. */
+/* A model's text must not command the terminal: control characters but newline and tab are not sent
+ * to one. */
 static void print_text(const struct chat *c, const char *s, size_t n) {
     if (!c->tty) {
         fwrite(s, 1, n, stdout);
@@ -116,10 +117,12 @@ static void on_tokens(void *arg, const char *s, size_t n, int n_tokens) {
 static void print_summary(const struct chat *c, const struct client_done *d) {
     char text[300], rate[48] = "", end[64] = "";
     if (c->quiet) return;
-    if (d->tokens_per_second > 0) snprintf(rate, sizeof rate, ", %.1f tokens/s", d->tokens_per_second);
+    if (d->tokens_per_second > 0)
+        snprintf(rate, sizeof rate, ", %.1f tokens/s", d->tokens_per_second);
     if (strcmp(d->finish_reason, "stop") != 0)
         snprintf(end, sizeof end, ", ended by: %.24s", d->finish_reason);
-    snprintf(text, sizeof text, "%lld tokens%s, first after %.0f ms, prompt %lld tokens (%lld cached)%s",
+    snprintf(text, sizeof text,
+             "%lld tokens%s, first after %.0f ms, prompt %lld tokens (%lld cached)%s",
              (long long)d->completion_tokens, rate, d->ttft_ms, (long long)d->prompt_tokens,
              (long long)d->cached_tokens, end);
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\033[2m%s\033[0m\n", text);
@@ -153,8 +156,8 @@ static int ask_once(struct chat *c, struct client_done *d, struct err *e) {
     return rc;
 }
 
-/* Send the message and print the answer; both become part of the conversation unless that failed. The exit
- * code. */
+/* Send the message and print the answer; both become part of the conversation unless that failed.
+ * The exit code. */
 static int ask(struct chat *c, const char *text, size_t n) {
     struct client_done d;
     struct err e = {0};
@@ -181,10 +184,12 @@ static int ask(struct chat *c, const char *text, size_t n) {
     if (rc != 0) {
         drop_turns(c, keep);
         cmd_fail(&e);
-        if (rc == E_TOO_LONG) fprintf(stderr, "The conversation fills the context; /reset begins another.\n");
+        if (rc == E_TOO_LONG)
+            fprintf(stderr, "The conversation fills the context; /reset begins another.\n");
         return 1;
     }
-    if (!add_turn(c, "assistant", c->answer.n ? c->answer.data : "", c->answer.n)) drop_turns(c, keep);
+    if (!add_turn(c, "assistant", c->answer.n ? c->answer.data : "", c->answer.n))
+        drop_turns(c, keep);
     print_summary(c, &d);
     return strcmp(d.finish_reason, "cancelled") == 0 ? RC_INTERRUPTED : 0;
 }
@@ -197,7 +202,8 @@ static const char help_text[] =
     "  /stats          what the server does\n"
     "  /help           this\n"
     "  /quit           leave, as Ctrl-D\n"
-    "Ctrl-C stops the running answer, twice leaves. A line that begins with // is sent with one /.\n";
+    "Ctrl-C stops the running answer, twice leaves. A line that begins with // is sent with one "
+    "/.\n";
 
 static int64_t number(const msgpack_object *map, const char *key) {
     const msgpack_object *v = map ? rpc_get(map, key) : NULL;
@@ -215,9 +221,9 @@ static void print_stats(struct chat *c) {
         return;
     }
     const msgpack_object *pool = rpc_get(&r, "pool"), *server = rpc_get(&r, "server");
-    printf("running %lld, waiting %lld, paused %lld, connections %lld\n", (long long)number(&r, "running"),
-           (long long)number(&r, "waiting"), (long long)number(&r, "paused"),
-           (long long)number(server, "connections"));
+    printf("running %lld, waiting %lld, paused %lld, connections %lld\n",
+           (long long)number(&r, "running"), (long long)number(&r, "waiting"),
+           (long long)number(&r, "paused"), (long long)number(server, "connections"));
     printf("prompt tokens %lld (%lld from the cache), generated %lld\n",
            (long long)number(&r, "prompt_tokens"), (long long)number(&r, "cached_prompt_tokens"),
            (long long)number(&r, "generated_tokens"));
@@ -231,8 +237,9 @@ static void print_stats(struct chat *c) {
         size_t n = 1;
         rpc_text(&kv->key, &name, &n);
         printf("  %-8.*s pages of %s: %lld used, %lld cached, %lld free\n", (int)n, name,
-               cmd_bytes((double)number(&kv->val, "page_bytes")), (long long)number(&kv->val, "used"),
-               (long long)number(&kv->val, "cached"), (long long)number(&kv->val, "free"));
+               cmd_bytes((double)number(&kv->val, "page_bytes")),
+               (long long)number(&kv->val, "used"), (long long)number(&kv->val, "cached"),
+               (long long)number(&kv->val, "free"));
     }
 }
 
@@ -254,14 +261,20 @@ static bool command(struct chat *c, const char *line, bool *leave) {
         printf(rest[0] ? "a new conversation under this system message\n"
                        : "a new conversation without a system message\n");
         break;
-    case 2: print_stats(c); break;
-    case 3: fputs(help_text, stdout); break;
+    case 2:
+        print_stats(c);
+        break;
+    case 3:
+        fputs(help_text, stdout);
+        break;
     case 4:
-    case 5: *leave = true; break;
+    case 5:
+        *leave = true;
+        break;
     default: {
         const char *near = rpc_suggest(line, n, names, 6);
-        printf("no command %.*s%s%s; /help lists them\n", (int)n, line, near ? ", did you mean " : "",
-               near ? near : "");
+        printf("no command %.*s%s%s; /help lists them\n", (int)n, line,
+               near ? ", did you mean " : "", near ? near : "");
     }
     }
     return true;
@@ -280,7 +293,8 @@ static void print_greeting(const struct chat *c) {
                (long long)number(model, "context"));
 }
 
-/* $XDG_STATE_HOME/tandem_history, else ~/.local/state/tandem_history; NULL where there is no home. */
+/* $XDG_STATE_HOME/tandem_history, else ~/.local/state/tandem_history; NULL where there is no home.
+ */
 static const char *history_default(char *out, size_t n) {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     if (state && state[0] == '/') {
@@ -377,7 +391,8 @@ static int make_address(struct chat *c, struct chat_flags *f, const struct optio
         struct strbuf text = {0};
         if (cmd_text(&text, NULL, f->api_key_file, &e) != 0) return cmd_fail(&e);
         size_t n = text.n ? strcspn(text.data, "\r\n") : 0;
-        if (n < 1 || n > MAX_KEY) return options_error(o, "--api-key-file: no key in the first line");
+        if (n < 1 || n > MAX_KEY)
+            return options_error(o, "--api-key-file: no key in the first line");
         memcpy(f->key, text.data, n);
         f->key[n] = 0;
         f->api_key = f->key;
@@ -426,8 +441,9 @@ int cmd_chat(int argc, char **argv) {
     struct options o = {
         .command = "chat",
         .usage = "tandem chat [options] [MESSAGE]",
-        .about = "Talk to a server. With a MESSAGE, or one piped in, print the answer and leave; on a "
-                 "terminal begin a conversation. Exit code 130 where Ctrl-C cut the answer.",
+        .about =
+            "Talk to a server. With a MESSAGE, or one piped in, print the answer and leave; on a "
+            "terminal begin a conversation. Exit code 130 where Ctrl-C cut the answer.",
         .table = table,
         .after = "Environment: XDG_RUNTIME_DIR, XDG_STATE_HOME, HOME.",
         .max_words = 64,

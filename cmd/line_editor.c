@@ -28,7 +28,9 @@ struct line_editor {
 
 /* Set by the handler: signals know no arguments. */
 static volatile sig_atomic_t interrupted;
-void line_editor_interrupt(void) { interrupted = 1; }
+void line_editor_interrupt(void) {
+    interrupted = 1;
+}
 
 static char *prompt_of(EditLine *el) {
     struct line_editor *l;
@@ -36,8 +38,9 @@ static char *prompt_of(EditLine *el) {
     return (char *)(uintptr_t)l->prompt;
 }
 
-/* libedit's own reader goes on after a signal; this one ends the line. Returns 1 character, 0 at the end, -1
- * when interrupted. A signal between the look and poll() is seen a tenth of a second later. */
+/* libedit's own reader goes on after a signal; this one ends the line. Returns 1 character, 0 at
+ * the end, -1 when interrupted. A signal between the look and poll() is seen a tenth of a second
+ * later. */
 static int read_char(EditLine *el, wchar_t *out) {
     mbstate_t state = {0};
     (void)el;

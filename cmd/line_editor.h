@@ -15,8 +15,8 @@ enum line_result { LINE_TEXT, LINE_INTERRUPTED, LINE_END };
 int line_editor_open(struct line_editor **out, const char *history_path, struct err *e);
 void line_editor_close(struct line_editor *l); /* NULL allowed */
 
-/* Ask with `prompt`. LINE_TEXT: *line (NUL-terminated, without the newline, valid until the next call).
- * LINE_INTERRUPTED: Ctrl-C. LINE_END: Ctrl-D on an empty line, or the terminal is gone. */
+/* Ask with `prompt`. LINE_TEXT: *line (NUL-terminated, without the newline, valid until the next
+ * call). LINE_INTERRUPTED: Ctrl-C. LINE_END: Ctrl-D on an empty line, or the terminal is gone. */
 enum line_result line_editor_read(struct line_editor *l, const char *prompt, const char **line,
                                   size_t *n);
 

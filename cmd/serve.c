@@ -61,7 +61,8 @@ static int flags_finish(struct serve_flags *f, const struct options *o) {
         char *end;
         unsigned long mode = strtoul(f->socket_mode, &end, 8);
         if (end == f->socket_mode || *end || mode > 0777)
-            return options_error(o, "--socket-mode: '%s' is no file mode like 0600", f->socket_mode);
+            return options_error(o, "--socket-mode: '%s' is no file mode like 0600",
+                                 f->socket_mode);
         f->o.socket_mode = (unsigned)mode;
     }
     if (f->api_key && f->api_key_file)
@@ -142,12 +143,14 @@ int cmd_serve(int argc, char **argv) {
         {OPTION_GROUP, "Sockets", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
         {OPTION_STRING, "socket", NULL, 0, &f.socket, "PATH", 0, 0, "Unix socket to listen on",
          "$XDG_RUNTIME_DIR/tandem.sock, else /tmp/tandem-UID.sock"},
-        {OPTION_STRING, "socket-mode", NULL, 0, &f.socket_mode, "MODE", 0, 0, "its file mode", "0600"},
+        {OPTION_STRING, "socket-mode", NULL, 0, &f.socket_mode, "MODE", 0, 0, "its file mode",
+         "0600"},
         {OPTION_FLAG, "no-unix-socket", NULL, 0, &f.no_socket, NULL, 0, 0, "TCP alone", NULL},
         {OPTION_STRING, "host", NULL, 0, &f.host, "HOST", 0, 0, "TCP address", "127.0.0.1"},
         {OPTION_INT, "port", NULL, 0, &f.port, "N", 0, 65535, "TCP port, 0: any free one",
          "no TCP; 8080 with --host"},
-        {OPTION_STRING, "listen", NULL, 0, &f.listen, "HOST:PORT", 0, 0, "one more TCP address", NULL},
+        {OPTION_STRING, "listen", NULL, 0, &f.listen, "HOST:PORT", 0, 0, "one more TCP address",
+         NULL},
         {OPTION_STRING, "api-key", NULL, 0, &f.api_key, "TOKEN", 0, 0,
          "token that TCP clients must show; needed beyond loopback", "none"},
         {OPTION_STRING, "api-key-file", NULL, 0, &f.api_key_file, "PATH", 0, 0,
@@ -175,14 +178,16 @@ int cmd_serve(int argc, char **argv) {
          "close a client that takes nothing for so long", "30"},
         {OPTION_DOUBLE, "drain-timeout", NULL, 0, &f.drain_s, "SECONDS", 0, 86400,
          "running requests may finish after SIGTERM", "30"},
-        {OPTION_FLAG, "verbose", NULL, 'v', &f.verbose, NULL, 0, 0, "a line for each connection", NULL},
+        {OPTION_FLAG, "verbose", NULL, 'v', &f.verbose, NULL, 0, 0, "a line for each connection",
+         NULL},
         {0},
     };
     struct options o = {
         .command = "serve",
         .usage = "tandem serve -m MODEL [options]",
-        .about = "Serve a model on a Unix socket and, if asked, on TCP. The protocol is MessagePack-RPC "
-                 "(docs/protocol.md). Exit code 0 after a drain, 1 on an error or a second signal.",
+        .about =
+            "Serve a model on a Unix socket and, if asked, on TCP. The protocol is MessagePack-RPC "
+            "(docs/protocol.md). Exit code 0 after a drain, 1 on an error or a second signal.",
         .table = table,
         .after = "Environment: XDG_RUNTIME_DIR.\n\nExample:\n"
                  "  tandem serve -m model.gguf --port 8080 --metrics-port 9090\n"

@@ -18,8 +18,9 @@ void socket_path_default(char *out, size_t n) {
 int socket_path_check_owner(const char *path, struct err *e) {
     struct stat st;
     if (lstat(path, &st) != 0 || st.st_uid == getuid() || st.st_uid == 0) return 0;
-    return err_raise(e, E_AUTH, "%s belongs to user %lu, not to you; name it with --socket to use it",
-                     path, (unsigned long)st.st_uid);
+    return err_raise(e, E_AUTH,
+                     "%s belongs to user %lu, not to you; name it with --socket to use it", path,
+                     (unsigned long)st.st_uid);
 }
 
 int socket_path_split(const char *text, char *host, size_t n, int *port, struct err *e) {
@@ -35,7 +36,8 @@ int socket_path_split(const char *text, char *host, size_t n, int *port, struct 
         text++;
         k -= 2;
     } else if (memchr(text, ':', k)) {
-        return err_raise(e, E_INVALID, "'%s': an IPv6 address stands in brackets, [::1]:8080", text);
+        return err_raise(e, E_INVALID, "'%s': an IPv6 address stands in brackets, [::1]:8080",
+                         text);
     }
     if (k >= n) return err_raise(e, E_INVALID, "'%s': the host is too long", text);
     if (k == 0) snprintf(host, n, "127.0.0.1");

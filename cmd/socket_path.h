@@ -10,8 +10,8 @@ struct err;
 /* $XDG_RUNTIME_DIR/tandem.sock, else /tmp/tandem-<uid>.sock. */
 void socket_path_default(char *out, size_t n);
 
-/* In /tmp anybody can make that name: refuse one that is not this user's or root's. E_AUTH. A missing file is
- * no error here. */
+/* In /tmp anybody can make that name: refuse one that is not this user's or root's. E_AUTH. A
+ * missing file is no error here. */
 int socket_path_check_owner(const char *path, struct err *e);
 
 /* "HOST:PORT", "[::1]:PORT" or ":PORT" (127.0.0.1) taken apart; host into host[n]. E_INVALID. */

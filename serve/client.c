@@ -71,7 +71,8 @@ void client_set_text(struct client_settings *s, const char *name, const char *va
     msgpack_packer pk = setting(s, name);
     rpc_pack_text(&pk, value, n);
 }
-void client_set_texts(struct client_settings *s, const char *name, const char *const *values, int n) {
+void client_set_texts(struct client_settings *s, const char *name, const char *const *values,
+                      int n) {
     msgpack_packer pk = setting(s, name);
     msgpack_pack_array(&pk, (size_t)n);
     for (int i = 0; i < n; i++) rpc_pack_text(&pk, values[i], strlen(values[i]));
@@ -83,9 +84,10 @@ void client_settings_deinit(struct client_settings *s) {
 
 /* ---- Bytes ---- */
 
-/* Wait until the socket is ready for `events`, or, where `wakes`, client_interrupt was called; deadline_ns 0:
- * no end. */
-static int wait_for(struct client *c, short events, int64_t deadline_ns, bool wakes, struct err *e) {
+/* Wait until the socket is ready for `events`, or, where `wakes`, client_interrupt was called;
+ * deadline_ns 0: no end. */
+static int wait_for(struct client *c, short events, int64_t deadline_ns, bool wakes,
+                    struct err *e) {
     for (;;) {
         int ms = -1;
         if (deadline_ns) {
@@ -93,13 +95,15 @@ static int wait_for(struct client *c, short events, int64_t deadline_ns, bool wa
             if (left <= 0) return err_raise(e, E_TIMEOUT, "the server does not answer");
             ms = (int)(left / 1000000) + 1;
         }
-        struct pollfd p[2] = {{.fd = c->fd, .events = events}, {.fd = c->wake[0], .events = POLLIN}};
+        struct pollfd p[2] = {{.fd = c->fd, .events = events},
+                              {.fd = c->wake[0], .events = POLLIN}};
         int n = poll(p, wakes ? 2 : 1, ms);
         if (n < 0 && errno != EINTR) return err_raise(e, E_IO, "poll: %s", strerror(errno));
         if (n <= 0) continue;
         if (wakes && p[1].revents) {
             char drop[16];
-            while (read(c->wake[0], drop, sizeof drop) > 0) {}
+            while (read(c->wake[0], drop, sizeof drop) > 0) {
+            }
             return 0;
         }
         if (p[0].revents) return 0;
@@ -110,8 +114,8 @@ static int64_t deadline_of(const struct client *c) {
     return clock_ns() + (int64_t)c->timeout_ms * 1000000;
 }
 
-/* Answers are not read meanwhile; the server reads on while it has few bytes for us, so both sides cannot
- * wait for each other but for its time-out. */
+/* Answers are not read meanwhile; the server reads on while it has few bytes for us, so both sides
+ * cannot wait for each other but for its time-out. */
 static int send_all(struct client *c, const struct strbuf *b, struct err *e) {
     int64_t deadline = deadline_of(c);
     if (b->failed) return err_raise(e, E_NOMEM, "no memory for a request");
@@ -129,8 +133,8 @@ static int send_all(struct client *c, const struct strbuf *b, struct err *e) {
     return 0;
 }
 
-/* The next message of the server, unpacked into c->zone; the one before is gone. Where `interrupted` is not
- * NULL it may be set instead. */
+/* The next message of the server, unpacked into c->zone; the one before is gone. Where
+ * `interrupted` is not NULL it may be set instead. */
 static int next_message(struct client *c, int64_t deadline, bool *interrupted, msgpack_object *out,
                         struct err *e) {
     msgpack_zone_clear(&c->zone);
@@ -175,8 +179,9 @@ static int next_message(struct client *c, int64_t deadline, bool *interrupted, m
 
 /* ---- Calls ---- */
 
-static int send_request(struct client *c, const char *method, const struct strbuf *params, int n_params,
-                        const struct client_settings *settings, uint32_t *id, struct err *e) {
+static int send_request(struct client *c, const char *method, const struct strbuf *params,
+                        int n_params, const struct client_settings *settings, uint32_t *id,
+                        struct err *e) {
     struct strbuf b = {0};
     msgpack_packer pk;
     *id = c->next_id++;
@@ -197,17 +202,26 @@ static int send_request(struct client *c, const char *method, const struct strbu
 static int err_of(int code) {
     switch (code) {
     case RPC_INVALID_PARAMS:
-    case RPC_INVALID_REQUEST: return E_INVALID;
+    case RPC_INVALID_REQUEST:
+        return E_INVALID;
     case RPC_UNKNOWN_METHOD:
-    case RPC_UNSUPPORTED: return E_UNSUPPORTED;
-    case RPC_TOO_LONG: return E_TOO_LONG;
+    case RPC_UNSUPPORTED:
+        return E_UNSUPPORTED;
+    case RPC_TOO_LONG:
+        return E_TOO_LONG;
     case RPC_OVERLOADED:
-    case RPC_TOO_MANY: return E_FULL;
-    case RPC_CANCELLED: return E_CANCELLED;
-    case RPC_SHUTTING_DOWN: return E_CLOSED;
-    case RPC_UNAUTHORIZED: return E_AUTH;
-    case RPC_NOT_FOUND: return E_NOT_FOUND;
-    default: return E_PROTOCOL;
+    case RPC_TOO_MANY:
+        return E_FULL;
+    case RPC_CANCELLED:
+        return E_CANCELLED;
+    case RPC_SHUTTING_DOWN:
+        return E_CLOSED;
+    case RPC_UNAUTHORIZED:
+        return E_AUTH;
+    case RPC_NOT_FOUND:
+        return E_NOT_FOUND;
+    default:
+        return E_PROTOCOL;
     }
 }
 
@@ -280,7 +294,8 @@ static void take_done(struct client_done *d, const msgpack_object *map) {
 }
 
 /* [id, {...}] of the stream `id`? */
-static const msgpack_object *for_stream(const struct rpc_message *m, const char *method, int64_t id) {
+static const msgpack_object *for_stream(const struct rpc_message *m, const char *method,
+                                        int64_t id) {
     int64_t got;
     if (m->type != RPC_NOTIFICATION || m->params.size < 2 || m->method_n != strlen(method) ||
         memcmp(m->method, method, m->method_n) != 0)
@@ -341,7 +356,8 @@ static int ask(struct client *c, const char *method, const struct strbuf *params
     int64_t stream;
     char drop[16];
     memset(done, 0, sizeof *done);
-    while (read(c->wake[0], drop, sizeof drop) > 0) {} /* interrupts of before */
+    while (read(c->wake[0], drop, sizeof drop) > 0) {
+    } /* interrupts of before */
     atomic_store(&c->interrupted, false);
     atomic_store(&c->streaming, true);
     int rc = client_call(c, method, params, 1, settings, &result, e);
@@ -399,7 +415,8 @@ void client_interrupt(struct client *c) {
 /* ---- Opening ---- */
 
 /* Connect without blocking longer than the deadline. Returns 0 or an errno. */
-static int connect_in_time(struct client *c, const struct sockaddr *a, socklen_t n, int64_t deadline) {
+static int connect_in_time(struct client *c, const struct sockaddr *a, socklen_t n,
+                           int64_t deadline) {
     if (connect(c->fd, a, n) == 0) return 0;
     if (errno == EAGAIN) return ETIMEDOUT; /* a Unix socket whose queue is full */
     if (errno != EINPROGRESS) return errno;
@@ -427,8 +444,8 @@ static int connect_unix(struct client *c, const char *path, struct err *e) {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     size_t n = strlen(path);
     if (n >= sizeof a.sun_path)
-        return err_raise(e, E_TOO_LONG, "socket path %s has %zu bytes, the system allows %zu", path, n,
-                         sizeof a.sun_path - 1);
+        return err_raise(e, E_TOO_LONG, "socket path %s has %zu bytes, the system allows %zu", path,
+                         n, sizeof a.sun_path - 1);
     memcpy(a.sun_path, path, n + 1);
     int rc = open_socket(c, AF_UNIX, e);
     if (rc != 0) return rc;
@@ -489,8 +506,8 @@ int client_open(struct client **out, const struct client_options *o, struct err 
     c->timeout_ms = o->timeout_ms > 0 ? o->timeout_ms : DEFAULT_TIMEOUT_MS;
     c->next_id = 1;
     c->in.limit = MAX_ANSWER_BYTES + 65536;
-    scan_init(&c->scan, &(struct scan_limits){.max_bytes = MAX_ANSWER_BYTES,
-                                              .max_nodes = MAX_ANSWER_VALUES});
+    scan_init(&c->scan,
+              &(struct scan_limits){.max_bytes = MAX_ANSWER_BYTES, .max_nodes = MAX_ANSWER_VALUES});
     if (!msgpack_zone_init(&c->zone, 8192)) {
         free(c);
         return err_raise(e, E_NOMEM, "no memory for a client");
@@ -526,5 +543,9 @@ void client_close(struct client *c) {
     free(c);
 }
 
-const msgpack_object *client_hello(const struct client *c) { return &c->hello; }
-int client_refusal(const struct client *c) { return c->refusal; }
+const msgpack_object *client_hello(const struct client *c) {
+    return &c->hello;
+}
+int client_refusal(const struct client *c) {
+    return c->refusal;
+}

@@ -1,8 +1,8 @@
 #ifndef TANDEM_SERVE_CLIENT_H
 #define TANDEM_SERVE_CLIENT_H
 
-/* A client of docs/protocol.md for one thread: connect, ask, read a stream. Plain sockets and poll(), no
- * event loop. Only client_interrupt() may be called from elsewhere.
+/* A client of docs/protocol.md for one thread: connect, ask, read a stream. Plain sockets and
+ * poll(), no event loop. Only client_interrupt() may be called from elsewhere.
  *
  *   open (hello is said) -> call / generate / chat ... -> close */
 
@@ -25,8 +25,8 @@ struct client_options {
     int timeout_ms;    /* for connecting and for each answer; 0: 30 s. A stream may run longer. */
 };
 
-/* Connect and say hello. E_NOT_FOUND (no such socket or host), E_CLOSED (nobody listens there), E_TIMEOUT,
- * E_AUTH, E_PROTOCOL (no tandem server), E_TOO_LONG (socket path). */
+/* Connect and say hello. E_NOT_FOUND (no such socket or host), E_CLOSED (nobody listens there),
+ * E_TIMEOUT, E_AUTH, E_PROTOCOL (no tandem server), E_TOO_LONG (socket path). */
 int client_open(struct client **out, const struct client_options *o, struct err *e);
 
 /* NULL allowed. The server cancels what still runs. */
@@ -48,12 +48,13 @@ void client_set_seed(struct client_settings *s, uint64_t value);
 void client_set_real(struct client_settings *s, const char *name, double value);
 void client_set_bool(struct client_settings *s, const char *name, bool value);
 void client_set_text(struct client_settings *s, const char *name, const char *value, size_t n);
-void client_set_texts(struct client_settings *s, const char *name, const char *const *values, int n);
+void client_set_texts(struct client_settings *s, const char *name, const char *const *values,
+                      int n);
 void client_settings_deinit(struct client_settings *s);
 
-/* Call `method` with n_params packed values and, where `settings` is not NULL, a map behind them. *result
- * lives until the next use of the client. E_TIMEOUT, E_CLOSED, E_PROTOCOL; a refusal becomes the nearest E_
- * code with the server's text. */
+/* Call `method` with n_params packed values and, where `settings` is not NULL, a map behind them.
+ * *result lives until the next use of the client. E_TIMEOUT, E_CLOSED, E_PROTOCOL; a refusal
+ * becomes the nearest E_ code with the server's text. */
 int client_call(struct client *c, const char *method, const struct strbuf *params, int n_params,
                 const struct client_settings *settings, msgpack_object *result, struct err *e);
 
@@ -84,8 +85,8 @@ int client_chat(struct client *c, const struct client_message *messages, int n,
                 const struct client_settings *settings, client_tokens_fn *on_tokens, void *arg,
                 struct client_done *done, struct err *e);
 
-/* Cancel the stream that is being read: it ends with "cancelled" soon after. Safe in a signal handler and from
- * any thread; without a stream it does nothing. */
+/* Cancel the stream that is being read: it ends with "cancelled" soon after. Safe in a signal
+ * handler and from any thread; without a stream it does nothing. */
 void client_interrupt(struct client *c);
 
 #endif

@@ -1,11 +1,11 @@
 /* One client: bytes in, bytes out, and when to stop listening to it.
  *
- * In: reads are appended to c->in and scanned once; each whole message is unpacked into a zone of its own,
- * dispatched, dropped. Out: answers and notifications of one callback are packed onto c->out and handed over
- * together: first by uv_try_write (no allocation while the client keeps up), the rest queued. While anything
- * is queued, token notifications are not made: tokens gather in their streams (stream.c) and leave as one
- * notification when the queue is empty. What waits for a client is the queue and what the streams hold; that
- * sum meets the marks. */
+ * In: reads are appended to c->in and scanned once; each whole message is unpacked into a zone of
+ * its own, dispatched, dropped. Out: answers and notifications of one callback are packed onto
+ * c->out and handed over together: first by uv_try_write (no allocation while the client keeps up),
+ * the rest queued. While anything is queued, token notifications are not made: tokens gather in
+ * their streams (stream.c) and leave as one notification when the queue is empty. What waits for a
+ * client is the queue and what the streams hold; that sum meets the marks. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +18,8 @@
 enum {
     KEEPALIVE_SECONDS = 60,
     MESSAGE_CHARS = 1000,
-    LINGER_MS = 1000,         /* after our last byte a client may take so long to close, too */
-    KEPT_BYTES = 256 * 1024,  /* of a buffer that is empty again */
+    LINGER_MS = 1000,        /* after our last byte a client may take so long to close, too */
+    KEPT_BYTES = 256 * 1024, /* of a buffer that is empty again */
 };
 
 /* A write that libuv holds; the bytes lie behind it. */
@@ -34,7 +34,9 @@ void connection__doom(struct connection *c, const char *why) {
     if (!c->doom) c->doom = why;
 }
 
-void connection__finish(struct connection *c) { c->finishing = true; }
+void connection__finish(struct connection *c) {
+    c->finishing = true;
+}
 
 static void on_closed(uv_handle_t *handle) {
     struct connection *c = handle->data;
@@ -72,7 +74,9 @@ static size_t queued_bytes(const struct connection *c) {
     return uv_stream_get_write_queue_size(&c->uv.stream);
 }
 
-bool connection__ready(const struct connection *c) { return queued_bytes(c) == 0; }
+bool connection__ready(const struct connection *c) {
+    return queued_bytes(c) == 0;
+}
 
 static size_t waiting_bytes(const struct connection *c) {
     size_t n = queued_bytes(c) + c->out.n;
@@ -132,8 +136,8 @@ static void hand_over(struct connection *c) {
     }
 }
 
-/* All was sent. Closing now, with bytes of the client unread, could make the kernel drop what it has not
- * read: wait for its end of file, for a moment. */
+/* All was sent. Closing now, with bytes of the client unread, could make the kernel drop what it
+ * has not read: wait for its end of file, for a moment. */
 static void on_shutdown(uv_shutdown_t *req, int status) {
     struct connection *c = req->handle->data;
     if (c->closing) return;
@@ -153,11 +157,12 @@ static void read_from(struct connection *c, bool on) {
     if (on == c->reading) return;
     c->reading = on;
     if (!on) uv_read_stop(&c->uv.stream);
-    else if (uv_read_start(&c->uv.stream, on_alloc, on_read) < 0) connection__doom(c, "cannot read");
+    else if (uv_read_start(&c->uv.stream, on_alloc, on_read) < 0)
+        connection__doom(c, "cannot read");
 }
 
-/* Above the high mark its requests and tokens wait; below the low one they go on. A closed peer is still
- * noticed while we do not read: what is queued fails, or stalls. */
+/* Above the high mark its requests and tokens wait; below the low one they go on. A closed peer is
+ * still noticed while we do not read: what is queued fails, or stalls. */
 static void press(struct connection *c) {
     const struct serve_options *o = &c->server->options;
     size_t n = waiting_bytes(c);
@@ -227,7 +232,9 @@ static void take_message(struct connection *c, const char *bytes, size_t n) {
         refuse_frame(c, e.message);
     } else {
         switch (rpc_read(&m, &o, &e)) {
-        case RPC_GOOD: methods__call(c, &m); break;
+        case RPC_GOOD:
+            methods__call(c, &m);
+            break;
         case RPC_ANSWER:
             c->server->counters.n_bad_requests++;
             connection__error(c, m.id, RPC_INVALID_REQUEST, "%s", e.message);
@@ -373,7 +380,8 @@ void connection__error_data(struct connection *c, uint32_t id, enum rpc_code cod
     rpc_pack_error_response(&c->pk, id, code, message, data, n_data);
 }
 
-void connection__error(struct connection *c, uint32_t id, enum rpc_code code, const char *fmt, ...) {
+void connection__error(struct connection *c, uint32_t id, enum rpc_code code, const char *fmt,
+                       ...) {
     char message[MESSAGE_CHARS];
     va_list ap;
     va_start(ap, fmt);

@@ -1,6 +1,6 @@
-/* Where clients come in. Unix sockets are bound here by hand, not by libuv: the file's mode is set before
- * anyone can connect, a stale file is told from a live server, and at the end only our own file is
- * removed. */
+/* Where clients come in. Unix sockets are bound here by hand, not by libuv: the file's mode is set
+ * before anyone can connect, a stale file is told from a live server, and at the end only our own
+ * file is removed. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -22,14 +22,14 @@ static int name_socket(struct sockaddr_un *a, const char *path, struct err *e) {
     size_t n = strlen(path);
     if (n == 0) return err_raise(e, E_INVALID, "socket path is empty");
     if (n >= sizeof a->sun_path)
-        return err_raise(e, E_TOO_LONG, "socket path %s has %zu bytes, the system allows %zu", path, n,
-                         sizeof a->sun_path - 1);
+        return err_raise(e, E_TOO_LONG, "socket path %s has %zu bytes, the system allows %zu", path,
+                         n, sizeof a->sun_path - 1);
     memcpy(a->sun_path, path, n + 1);
     return 0;
 }
 
-/* The path is taken: by a server that answers, by a file of another kind, or by what a dead server left,
- * which alone is removed. */
+/* The path is taken: by a server that answers, by a file of another kind, or by what a dead server
+ * left, which alone is removed. */
 static int remove_stale(const struct sockaddr_un *a, struct err *e) {
     struct stat st;
     if (lstat(a->sun_path, &st) != 0)
@@ -47,7 +47,8 @@ static int remove_stale(const struct sockaddr_un *a, struct err *e) {
     if (why != ECONNREFUSED && why != ENOENT)
         return err_raise(e, E_BUSY, "%s is taken: %s", a->sun_path, strerror(why));
     if (unlink(a->sun_path) != 0 && errno != ENOENT)
-        return err_raise(e, E_IO, "stale socket %s cannot be removed: %s", a->sun_path, strerror(errno));
+        return err_raise(e, E_IO, "stale socket %s cannot be removed: %s", a->sun_path,
+                         strerror(errno));
     return 0;
 }
 
@@ -116,7 +117,8 @@ static void write_address(struct listener *l) {
 
 static int open_tcp(struct listener *l, const struct serve_listen *where, struct err *e) {
     const struct serve_options *o = &l->server->options;
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *found = NULL;
     char port[16];
     bool metrics = l == &l->server->metrics;
@@ -139,8 +141,8 @@ static int open_tcp(struct listener *l, const struct serve_listen *where, struct
     rc = uv_tcp_bind(&l->uv.tcp, found->ai_addr, 0);
     freeaddrinfo(found);
     if (rc < 0)
-        return err_raise(e, rc == UV_EADDRINUSE ? E_BUSY : E_IO, "%s:%d: %s", where->host, where->port,
-                         uv_strerror(rc));
+        return err_raise(e, rc == UV_EADDRINUSE ? E_BUSY : E_IO, "%s:%d: %s", where->host,
+                         where->port, uv_strerror(rc));
     return 0;
 }
 

@@ -89,8 +89,8 @@ static void hello(const struct call *k) {
         return;
     }
     if (o.protocol != RPC_PROTOCOL_VERSION) {
-        connection__error(c, k->id, RPC_UNSUPPORTED, "protocol %d; this server speaks %d", o.protocol,
-                          RPC_PROTOCOL_VERSION);
+        connection__error(c, k->id, RPC_UNSUPPORTED, "protocol %d; this server speaks %d",
+                          o.protocol, RPC_PROTOCOL_VERSION);
         return;
     }
     c->authorised = true;
@@ -134,7 +134,8 @@ static void encode_failed(const struct call *k, const struct err *e, size_t n) {
     msgpack_pack_uint64(&pk, n);
     rpc_pack_str(&pk, "n_ctx");
     msgpack_pack_int(&pk, n_ctx);
-    snprintf(text, sizeof text, "the prompt has more than %zu tokens, the context holds %d", n, n_ctx);
+    snprintf(text, sizeof text, "the prompt has more than %zu tokens, the context holds %d", n,
+             n_ctx);
     connection__error_data(k->c, k->id, RPC_TOO_LONG, text, &data, 2);
     strbuf_deinit(&data);
 }
@@ -168,7 +169,8 @@ static void generate(const struct call *k) {
     const char *text;
     size_t n;
     params__defaults(&o);
-    if (!may_start(k) || !read_params(k, "generate [prompt, options]", 1, params__generate, &o)) return;
+    if (!may_start(k) || !read_params(k, "generate [prompt, options]", 1, params__generate, &o))
+        return;
     if (k->params[0].type == MSGPACK_OBJECT_ARRAY) {
         if (!read_token_ids(k, &k->params[0], &prompt, &e)) {
             invalid(k, "prompt", &e);
@@ -211,8 +213,9 @@ static int read_message(struct chat_message *m, const msgpack_object *o, uint32_
         else if (rpc_text_is(key, "content")) name = "content";
         if (!name) {
             rpc_text(key, &s, &n);
-            return err_raise(e, E_INVALID, "messages[%u] has a key \"%.*s\"; it takes role and content",
-                             idx, n > 64 ? 64 : (int)n, s);
+            return err_raise(e, E_INVALID,
+                             "messages[%u] has a key \"%.*s\"; it takes role and content", idx,
+                             n > 64 ? 64 : (int)n, s);
         }
         if (!rpc_text(val, &s, &n))
             return err_raise(e, E_INVALID, "messages[%u].%s must be a str, not %s", idx, name,
@@ -317,7 +320,8 @@ struct tokenize_options {
 };
 static const struct param tokenize_params[] = {
     {"add_special_tokens", PARAM_BOOL, offsetof(struct tokenize_options, add_special), 0, 0, false},
-    {"parse_special_tokens", PARAM_BOOL, offsetof(struct tokenize_options, parse_special), 0, 0, false},
+    {"parse_special_tokens", PARAM_BOOL, offsetof(struct tokenize_options, parse_special), 0, 0,
+     false},
     {0},
 };
 static const struct param detokenize_params[] = {
@@ -442,7 +446,8 @@ static const struct param drain_params[] = {
     {0},
 };
 
-/* Ending the server is for who could send it a signal, or holds the token: not for any local user. */
+/* Ending the server is for who could send it a signal, or holds the token: not for any local user.
+ */
 static void drain(const struct call *k) {
     struct server *s = k->c->server;
     struct drain_options o = {.timeout_ms = s->options.drain_timeout_ms};
@@ -465,15 +470,16 @@ static const struct method {
     const char *name;
     void (*fn)(const struct call *k);
 } methods[] = {
-    {"hello", hello}, {"generate", generate}, {"chat", chat}, {"cancel", cancel},
+    {"hello", hello},       {"generate", generate},     {"chat", chat},   {"cancel", cancel},
     {"tokenize", tokenize}, {"detokenize", detokenize}, {"stats", stats}, {"memory", memory},
-    {"plan", plan}, {"models", models}, {"drain", drain},
+    {"plan", plan},         {"models", models},         {"drain", drain},
 };
 enum { N_METHODS = sizeof methods / sizeof methods[0] };
 
 static const struct method *find(const char *name, size_t n) {
     for (int i = 0; i < N_METHODS; i++)
-        if (strlen(methods[i].name) == n && memcmp(methods[i].name, name, n) == 0) return &methods[i];
+        if (strlen(methods[i].name) == n && memcmp(methods[i].name, name, n) == 0)
+            return &methods[i];
     return NULL;
 }
 
@@ -483,8 +489,8 @@ static void no_method(const struct call *k, const char *name, size_t n) {
     const char *near = rpc_suggest(name, n, names, N_METHODS);
     k->c->server->counters.n_bad_requests++;
     if (near)
-        connection__error(k->c, k->id, RPC_UNKNOWN_METHOD, "no method \"%.*s\"; did you mean \"%s\"?",
-                          (int)n, name, near);
+        connection__error(k->c, k->id, RPC_UNKNOWN_METHOD,
+                          "no method \"%.*s\"; did you mean \"%s\"?", (int)n, name, near);
     else connection__error(k->c, k->id, RPC_UNKNOWN_METHOD, "no method \"%.*s\"", (int)n, name);
 }
 

@@ -1,5 +1,6 @@
-/* Prometheus text over a very small HTTP: GET /metrics and GET /health, one answer a connection. Names are
- * vLLM's where the meaning is the same, so that its dashboards work; our own begin with tandem_. */
+/* Prometheus text over a very small HTTP: GET /metrics and GET /health, one answer a connection.
+ * Names are vLLM's where the meaning is the same, so that its dashboards work; our own begin with
+ * tandem_. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +103,8 @@ void metrics__text(struct server *s, struct strbuf *b) {
     const char *m = engine_model_name(s->engine);
     engine_get_stats(s->engine, &st);
     one(b, m, "vllm:num_requests_running", "gauge", "Requests in the batch.", st.n_running);
-    one(b, m, "vllm:num_requests_waiting", "gauge", "Requests waiting for admission.", st.n_waiting);
+    one(b, m, "vllm:num_requests_waiting", "gauge", "Requests waiting for admission.",
+        st.n_waiting);
     one(b, m, "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pool in use, 1 is full.",
         pool_usage(&st.pool));
     one(b, m, "vllm:prompt_tokens_total", "counter", "Prompt tokens taken.",
@@ -110,8 +112,10 @@ void metrics__text(struct server *s, struct strbuf *b) {
     one(b, m, "vllm:generation_tokens_total", "counter", "Tokens committed.",
         (double)st.n_generated_tokens);
     finished(b, m, &st);
-    histogram(b, m, "vllm:time_to_first_token_seconds", "From submission to the first token.", &st.ttft);
-    histogram(b, m, "vllm:inter_token_latency_seconds", "Between two tokens of a request.", &st.itl);
+    histogram(b, m, "vllm:time_to_first_token_seconds", "From submission to the first token.",
+              &st.ttft);
+    histogram(b, m, "vllm:inter_token_latency_seconds", "Between two tokens of a request.",
+              &st.itl);
     histogram(b, m, "vllm:e2e_request_latency_seconds", "From submission to the end.", &st.e2e);
     one(b, m, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up.",
         (double)st.pool.n_lookup_tokens);
@@ -132,7 +136,8 @@ void metrics__text(struct server *s, struct strbuf *b) {
         (double)st.pool.n_evicted);
     pool_pages(b, &st.pool);
     one(b, m, "tandem_connections", "gauge", "Open connections.", s->n_connections);
-    one(b, m, "tandem_connections_total", "counter", "Connections accepted.", (double)n->n_accepted);
+    one(b, m, "tandem_connections_total", "counter", "Connections accepted.",
+        (double)n->n_accepted);
     one(b, m, "tandem_connections_refused_total", "counter", "Closed at once: too many.",
         (double)n->n_refused);
     one(b, m, "tandem_bad_frames_total", "counter", "Connections closed for unreadable bytes.",
@@ -141,8 +146,8 @@ void metrics__text(struct server *s, struct strbuf *b) {
         (double)n->n_bad_requests);
     one(b, m, "tandem_unauthorised_total", "counter", "Requests without the right token.",
         (double)n->n_unauthorised);
-    one(b, m, "tandem_slow_readers_paused_total", "counter", "Times a connection met the high mark.",
-        (double)n->n_paused);
+    one(b, m, "tandem_slow_readers_paused_total", "counter",
+        "Times a connection met the high mark.", (double)n->n_paused);
     one(b, m, "tandem_slow_readers_closed_total", "counter", "Connections closed for not reading.",
         (double)n->n_stalled);
     one(b, m, "tandem_received_bytes_total", "counter", "Bytes from clients.", (double)n->bytes_in);
@@ -194,8 +199,10 @@ static void answer(struct http_client *k) {
         status = "404 Not Found";
         strbuf_append_str(&body, "/metrics and /health are here\n");
     }
-    strbuf_printf(&k->out, "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
-                           "Connection: close\r\n\r\n", status, type, body.n);
+    strbuf_printf(&k->out,
+                  "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n"
+                  "Connection: close\r\n\r\n",
+                  status, type, body.n);
     if (!is_head) strbuf_append(&k->out, body.data, body.n);
     bool failed = body.failed || k->out.failed;
     strbuf_deinit(&body);
@@ -224,7 +231,9 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
     }
 }
 
-static void on_timeout(uv_timer_t *t) { hang_up(t->data); }
+static void on_timeout(uv_timer_t *t) {
+    hang_up(t->data);
+}
 
 void metrics__accept(uv_stream_t *listener, int status) {
     struct server *s = ((struct listener *)listener->data)->server;

@@ -35,8 +35,9 @@ void params__defaults(struct request_options *o) {
         {"stream", PARAM_BOOL, AT(stream), 0, 0, false},                                           \
         {"cache_salt", PARAM_SALT, AT(salt), 0, 0, false},                                         \
         {"prefix_cache", PARAM_BOOL, AT(prefix_cache), 0, 0, false},                               \
-        {"skip_special_tokens", PARAM_BOOL, AT(skip_special_tokens), 0, 0, false},                 \
-        {"n", PARAM_ONE, 0, 0, 0, false}
+        {"skip_special_tokens", PARAM_BOOL, AT(skip_special_tokens), 0, 0, false}, {               \
+        "n", PARAM_ONE, 0, 0, 0, false                                                             \
+    }
 
 const struct param params__generate[] = {
     COMMON,
@@ -89,7 +90,8 @@ static int read_number(const struct param *t, const msgpack_object *v, double *o
 
 static int read_bool(const struct param *t, const msgpack_object *v, bool *out, struct err *e) {
     if (v->type != MSGPACK_OBJECT_BOOLEAN)
-        return err_raise(e, E_INVALID, "%s must be true or false, not %s", t->name, rpc_type_name(v));
+        return err_raise(e, E_INVALID, "%s must be true or false, not %s", t->name,
+                         rpc_type_name(v));
     *out = v->via.boolean;
     return 0;
 }
@@ -100,7 +102,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
     double x;
     int rc = 0;
     switch (t->kind) {
-    case PARAM_BOOL: return read_bool(t, v, (bool *)field, e);
+    case PARAM_BOOL:
+        return read_bool(t, v, (bool *)field, e);
     case PARAM_REAL:
         if ((rc = read_number(t, v, &x, e)) == 0) *(double *)field = x;
         return rc;
@@ -122,7 +125,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
             return err_raise(e, E_RANGE, "seed must be an integer from 0 to 2^64 - 1");
         ((struct request_options *)out)->verify.has_seed = true;
         return 0;
-    case PARAM_STOP: return read_stop(v, (struct verify_params *)field, e);
+    case PARAM_STOP:
+        return read_stop(v, (struct verify_params *)field, e);
     case PARAM_SALT: {
         const char *s;
         size_t n;
@@ -155,12 +159,13 @@ static int unknown(const struct param *table, const char *s, size_t n, struct er
     const char *near = rpc_suggest(s, n, names, n_names);
     int shown = n > 64 ? 64 : (int)n;
     if (near)
-        return err_raise(e, E_INVALID, "unknown option \"%.*s\"; did you mean \"%s\"?", shown, s, near);
+        return err_raise(e, E_INVALID, "unknown option \"%.*s\"; did you mean \"%s\"?", shown, s,
+                         near);
     return err_raise(e, E_INVALID, "unknown option \"%.*s\"", shown, s);
 }
 
-int params__read(const struct param *table, void *out, const msgpack_object *map, uint64_t salt_seed,
-                 const char **bad, struct err *e) {
+int params__read(const struct param *table, void *out, const msgpack_object *map,
+                 uint64_t salt_seed, const char **bad, struct err *e) {
     *bad = NULL;
     if (map->type == MSGPACK_OBJECT_NIL) return 0;
     if (map->type != MSGPACK_OBJECT_MAP)

@@ -9,27 +9,38 @@
 const char *rpc_code_name(int code) {
     switch (code) {
 #define RPC_NAME(number, name, word, text)                                                         \
-    case number: return word;
+    case number:                                                                                   \
+        return word;
         RPC_ERRORS(RPC_NAME)
 #undef RPC_NAME
-    default: return "?";
+    default:
+        return "?";
     }
 }
 
 enum rpc_code rpc_code_of(int err_code) {
     switch (err_code) {
     case E_INVALID:
-    case E_RANGE: return RPC_INVALID_PARAMS;
-    case E_TOO_LONG: return RPC_TOO_LONG;
+    case E_RANGE:
+        return RPC_INVALID_PARAMS;
+    case E_TOO_LONG:
+        return RPC_TOO_LONG;
     case E_FULL:
     case E_BUSY:
-    case E_NOMEM: return RPC_OVERLOADED;
-    case E_CANCELLED: return RPC_CANCELLED;
-    case E_CLOSED: return RPC_SHUTTING_DOWN;
-    case E_UNSUPPORTED: return RPC_UNSUPPORTED;
-    case E_NOT_FOUND: return RPC_NOT_FOUND;
-    case E_AUTH: return RPC_UNAUTHORIZED;
-    default: return RPC_INTERNAL;
+    case E_NOMEM:
+        return RPC_OVERLOADED;
+    case E_CANCELLED:
+        return RPC_CANCELLED;
+    case E_CLOSED:
+        return RPC_SHUTTING_DOWN;
+    case E_UNSUPPORTED:
+        return RPC_UNSUPPORTED;
+    case E_NOT_FOUND:
+        return RPC_NOT_FOUND;
+    case E_AUTH:
+        return RPC_UNAUTHORIZED;
+    default:
+        return RPC_INTERNAL;
     }
 }
 
@@ -97,23 +108,23 @@ enum rpc_verdict rpc_read(struct rpc_message *m, const msgpack_object *o, struct
 
 bool rpc_peek_id(const uint8_t *b, size_t n, uint32_t *id) {
     if (n < 3 || b[0] != 0x94 || b[1] != 0) return false;
-    int n_bytes = b[2] <= 0x7f   ? 0
-                  : b[2] == 0xcc ? 1
-                  : b[2] == 0xcd ? 2
-                  : b[2] == 0xce ? 4
-                                 : -1;
+    int n_bytes = b[2] <= 0x7f ? 0 : b[2] == 0xcc ? 1 : b[2] == 0xcd ? 2 : b[2] == 0xce ? 4 : -1;
     if (n_bytes < 0 || n < 3 + (size_t)n_bytes) return false;
     *id = n_bytes ? 0 : b[2];
     for (int i = 0; i < n_bytes; i++) *id = *id << 8 | b[3 + i];
     return true;
 }
 
-int rpc_unpack(msgpack_zone *zone, msgpack_object *out, const void *bytes, size_t n, struct err *e) {
+int rpc_unpack(msgpack_zone *zone, msgpack_object *out, const void *bytes, size_t n,
+               struct err *e) {
     size_t at = 0;
     switch (msgpack_unpack(bytes, n, &at, zone, out)) {
-    case MSGPACK_UNPACK_SUCCESS: return 0;
-    case MSGPACK_UNPACK_NOMEM_ERROR: return err_raise(e, E_NOMEM, "no memory for a message");
-    default: return err_raise(e, E_PROTOCOL, "a message of %zu bytes does not unpack", n);
+    case MSGPACK_UNPACK_SUCCESS:
+        return 0;
+    case MSGPACK_UNPACK_NOMEM_ERROR:
+        return err_raise(e, E_NOMEM, "no memory for a message");
+    default:
+        return err_raise(e, E_PROTOCOL, "a message of %zu bytes does not unpack", n);
     }
 }
 
@@ -125,7 +136,9 @@ static int append(void *data, const char *bytes, size_t n) {
     return out->failed ? -1 : 0;
 }
 
-void rpc_packer(msgpack_packer *pk, struct strbuf *out) { msgpack_packer_init(pk, out, append); }
+void rpc_packer(msgpack_packer *pk, struct strbuf *out) {
+    msgpack_packer_init(pk, out, append);
+}
 
 void rpc_pack_str(msgpack_packer *pk, const char *s) {
     msgpack_pack_str_with_body(pk, s, strlen(s));
@@ -177,8 +190,8 @@ void rpc_pack_error(msgpack_packer *pk, enum rpc_code code, const char *message,
     if (n_data > 0) pk->callback(pk->data, data->data, data->n);
 }
 
-void rpc_pack_error_response(msgpack_packer *pk, uint32_t id, enum rpc_code code, const char *message,
-                             const struct strbuf *data, int n_data) {
+void rpc_pack_error_response(msgpack_packer *pk, uint32_t id, enum rpc_code code,
+                             const char *message, const struct strbuf *data, int n_data) {
     msgpack_pack_array(pk, 4);
     msgpack_pack_int(pk, RPC_RESPONSE);
     msgpack_pack_uint32(pk, id);
@@ -219,13 +232,16 @@ bool rpc_int(const msgpack_object *o, int64_t lo, int64_t hi, int64_t *out) {
         if (o->via.u64 > INT64_MAX) return false;
         v = (int64_t)o->via.u64;
         break;
-    case MSGPACK_OBJECT_NEGATIVE_INTEGER: v = o->via.i64; break;
+    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
+        v = o->via.i64;
+        break;
     case MSGPACK_OBJECT_FLOAT32:
     case MSGPACK_OBJECT_FLOAT64:
         if (!(fabs(o->via.f64) <= 0x1p53) || o->via.f64 != floor(o->via.f64)) return false;
         v = (int64_t)o->via.f64;
         break;
-    default: return false;
+    default:
+        return false;
     }
     if (v < lo || v > hi) return false;
     *out = v;
@@ -242,27 +258,43 @@ bool rpc_u64(const msgpack_object *o, uint64_t *out) {
 
 bool rpc_real(const msgpack_object *o, double *out) {
     switch (o->type) {
-    case MSGPACK_OBJECT_POSITIVE_INTEGER: *out = (double)o->via.u64; return true;
-    case MSGPACK_OBJECT_NEGATIVE_INTEGER: *out = (double)o->via.i64; return true;
+    case MSGPACK_OBJECT_POSITIVE_INTEGER:
+        *out = (double)o->via.u64;
+        return true;
+    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
+        *out = (double)o->via.i64;
+        return true;
     case MSGPACK_OBJECT_FLOAT32:
-    case MSGPACK_OBJECT_FLOAT64: *out = o->via.f64; return isfinite(*out);
-    default: return false;
+    case MSGPACK_OBJECT_FLOAT64:
+        *out = o->via.f64;
+        return isfinite(*out);
+    default:
+        return false;
     }
 }
 
 const char *rpc_type_name(const msgpack_object *o) {
     switch (o->type) {
-    case MSGPACK_OBJECT_NIL: return "nil";
-    case MSGPACK_OBJECT_BOOLEAN: return "a boolean";
+    case MSGPACK_OBJECT_NIL:
+        return "nil";
+    case MSGPACK_OBJECT_BOOLEAN:
+        return "a boolean";
     case MSGPACK_OBJECT_POSITIVE_INTEGER:
-    case MSGPACK_OBJECT_NEGATIVE_INTEGER: return "an integer";
+    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
+        return "an integer";
     case MSGPACK_OBJECT_FLOAT32:
-    case MSGPACK_OBJECT_FLOAT64: return "a float";
-    case MSGPACK_OBJECT_STR: return "a str";
-    case MSGPACK_OBJECT_BIN: return "a bin";
-    case MSGPACK_OBJECT_ARRAY: return "an array";
-    case MSGPACK_OBJECT_MAP: return "a map";
-    default: return "an extension";
+    case MSGPACK_OBJECT_FLOAT64:
+        return "a float";
+    case MSGPACK_OBJECT_STR:
+        return "a str";
+    case MSGPACK_OBJECT_BIN:
+        return "a bin";
+    case MSGPACK_OBJECT_ARRAY:
+        return "an array";
+    case MSGPACK_OBJECT_MAP:
+        return "a map";
+    default:
+        return "an extension";
     }
 }
 
@@ -273,8 +305,8 @@ const msgpack_object *rpc_get(const msgpack_object *map, const char *key) {
     return NULL;
 }
 
-/* Edits (insert, delete, replace, swap neighbours) between two short words; one row of the table at a time
- * with the two before it. */
+/* Edits (insert, delete, replace, swap neighbours) between two short words; one row of the table at
+ * a time with the two before it. */
 static size_t distance(const char *a, size_t an, const char *b, size_t bn) {
     enum { MAX = 40 };
     size_t row[3][MAX + 1];
@@ -287,7 +319,8 @@ static size_t distance(const char *a, size_t an, const char *b, size_t bn) {
             size_t d = up[j - 1] + (a[i - 1] != b[j - 1]);
             if (up[j] + 1 < d) d = up[j] + 1;
             if (now[j - 1] + 1 < d) d = now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && up2[j - 2] + 1 < d)
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                up2[j - 2] + 1 < d)
                 d = up2[j - 2] + 1;
             now[j] = d;
         }

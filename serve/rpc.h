@@ -72,14 +72,16 @@ enum rpc_verdict {
     RPC_CLOSE,  /* nothing to answer to: close */
 };
 
-/* Take an unpacked message apart. `e` says what is wrong. Pointers go into the object's zone or buffer. */
+/* Take an unpacked message apart. `e` says what is wrong. Pointers go into the object's zone or
+ * buffer. */
 enum rpc_verdict rpc_read(struct rpc_message *m, const msgpack_object *o, struct err *e);
 
 /* The id of a request whose first bytes are these, although the rest is unreadable; false where the
  * beginning is none of a request's. */
 bool rpc_peek_id(const uint8_t *bytes, size_t n, uint32_t *id);
 
-/* Unpack one whole message that scan_feed() passed. Strings point into `bytes`. E_NOMEM, E_PROTOCOL. */
+/* Unpack one whole message that scan_feed() passed. Strings point into `bytes`. E_NOMEM,
+ * E_PROTOCOL. */
 int rpc_unpack(msgpack_zone *zone, msgpack_object *out, const void *bytes, size_t n, struct err *e);
 
 /* ---- Writing ---- */
@@ -88,7 +90,8 @@ int rpc_unpack(msgpack_zone *zone, msgpack_object *out, const void *bytes, size_
 void rpc_packer(msgpack_packer *pk, struct strbuf *out);
 
 void rpc_pack_str(msgpack_packer *pk, const char *s);
-/* str where the bytes are valid UTF-8, else bin: clients that decode str strictly must not fall over. */
+/* str where the bytes are valid UTF-8, else bin: clients that decode str strictly must not fall
+ * over. */
 void rpc_pack_text(msgpack_packer *pk, const char *bytes, size_t n);
 void rpc_pack_bool(msgpack_packer *pk, bool b);
 /* A finite double; nil for NaN and infinities, which the protocol does not carry. */
@@ -99,10 +102,10 @@ void rpc_pack_result_head(msgpack_packer *pk, uint32_t id);
 void rpc_pack_notification_head(msgpack_packer *pk, const char *method);
 void rpc_pack_request_head(msgpack_packer *pk, uint32_t id, const char *method);
 
-/* [1, id, [code, message, data], nil]; `data` holds n_data packed key-value pairs (may be NULL, 0). The
- * same error array alone with rpc_pack_error. */
-void rpc_pack_error_response(msgpack_packer *pk, uint32_t id, enum rpc_code code, const char *message,
-                             const struct strbuf *data, int n_data);
+/* [1, id, [code, message, data], nil]; `data` holds n_data packed key-value pairs (may be NULL, 0).
+ * The same error array alone with rpc_pack_error. */
+void rpc_pack_error_response(msgpack_packer *pk, uint32_t id, enum rpc_code code,
+                             const char *message, const struct strbuf *data, int n_data);
 void rpc_pack_error(msgpack_packer *pk, enum rpc_code code, const char *message,
                     const struct strbuf *data, int n_data);
 

@@ -1,5 +1,5 @@
-/* A message is a value; a value is a head byte, perhaps a length or a number in up to 8 bytes, perhaps a
- * body of bytes or of values. The stack holds open arrays and maps. */
+/* A message is a value; a value is a head byte, perhaps a length or a number in up to 8 bytes,
+ * perhaps a body of bytes or of values. The stack holds open arrays and maps. */
 #include "serve/scan.h"
 
 #include <string.h>
@@ -10,9 +10,11 @@ enum scan_phase { PHASE_HEAD, PHASE_LENGTH, PHASE_NUMBER, PHASE_BODY, PHASE_DONE
 
 const char *scan_error_text(enum scan_error e) {
     switch (e) {
-    case SCAN_OK: return "ok";
+    case SCAN_OK:
+        return "ok";
 #define SCAN_TEXT(name, text)                                                                      \
-    case SCAN_##name: return text;
+    case SCAN_##name:                                                                              \
+        return text;
         SCAN_ERRORS(SCAN_TEXT)
 #undef SCAN_TEXT
     }
@@ -50,12 +52,12 @@ static bool owe(struct scan *s, uint64_t n) {
 }
 
 static bool in_key(const struct scan *s) {
-    return s->depth > 0 && s->frame[s->depth - 1].first_key >= 0 &&
-           s->frame[s->depth - 1].key_next;
+    return s->depth > 0 && s->frame[s->depth - 1].first_key >= 0 && s->frame[s->depth - 1].key_next;
 }
 
-/* The key in hand is complete: is it new in its map? At most SCAN_MAX_MAP comparisons. Equal hashes count
- * as equal keys: with 64 bits an honest client never sees that, and a dishonest one only hurts itself. */
+/* The key in hand is complete: is it new in its map? At most SCAN_MAX_MAP comparisons. Equal hashes
+ * count as equal keys: with 64 bits an honest client never sees that, and a dishonest one only
+ * hurts itself. */
 static bool end_key(struct scan *s) {
     struct scan_frame *f = &s->frame[s->depth - 1];
     for (int i = f->first_key; i < s->n_keys; i++)
@@ -107,7 +109,9 @@ static bool open_container(struct scan *s, uint64_t n, bool map) {
     return true;
 }
 
-static bool is_str(uint8_t head) { return (head & 0xe0) == 0xa0 || (head >= 0xd9 && head <= 0xdb); }
+static bool is_str(uint8_t head) {
+    return (head & 0xe0) == 0xa0 || (head >= 0xd9 && head <= 0xdb);
+}
 
 static bool end_body(struct scan *s) {
     if (s->utf8_left) return refuse(s, SCAN_UTF8);
@@ -192,23 +196,50 @@ static bool take_head(struct scan *s, uint8_t b) {
     if (b <= 0x9f) return open_container(s, b & 0x0f, false);
     if (b <= 0xbf) return open_body(s, b & 0x1f);
     switch (b) {
-    case 0xc1: return refuse(s, SCAN_RESERVED);
-    case 0xc4: case 0xd9: return expect(s, 1, PHASE_LENGTH);
-    case 0xc5: case 0xda: case 0xdc: case 0xde: return expect(s, 2, PHASE_LENGTH);
-    case 0xc6: case 0xdb: case 0xdd: case 0xdf: return expect(s, 4, PHASE_LENGTH);
-    case 0xcc: case 0xd0: return expect(s, 1, PHASE_NUMBER);
-    case 0xcd: case 0xd1: return expect(s, 2, PHASE_NUMBER);
-    case 0xca: case 0xce: case 0xd2: return expect(s, 4, PHASE_NUMBER);
-    case 0xcb: case 0xcf: case 0xd3: return expect(s, 8, PHASE_NUMBER);
-    default: return refuse(s, SCAN_EXTENSION); /* c7..c9, d4..d8 */
+    case 0xc1:
+        return refuse(s, SCAN_RESERVED);
+    case 0xc4:
+    case 0xd9:
+        return expect(s, 1, PHASE_LENGTH);
+    case 0xc5:
+    case 0xda:
+    case 0xdc:
+    case 0xde:
+        return expect(s, 2, PHASE_LENGTH);
+    case 0xc6:
+    case 0xdb:
+    case 0xdd:
+    case 0xdf:
+        return expect(s, 4, PHASE_LENGTH);
+    case 0xcc:
+    case 0xd0:
+        return expect(s, 1, PHASE_NUMBER);
+    case 0xcd:
+    case 0xd1:
+        return expect(s, 2, PHASE_NUMBER);
+    case 0xca:
+    case 0xce:
+    case 0xd2:
+        return expect(s, 4, PHASE_NUMBER);
+    case 0xcb:
+    case 0xcf:
+    case 0xd3:
+        return expect(s, 8, PHASE_NUMBER);
+    default:
+        return refuse(s, SCAN_EXTENSION); /* c7..c9, d4..d8 */
     }
 }
 
 static bool end_length(struct scan *s) {
     switch (s->head) {
-    case 0xdc: case 0xdd: return open_container(s, s->number, false);
-    case 0xde: case 0xdf: return open_container(s, s->number, true);
-    default: return open_body(s, s->number);
+    case 0xdc:
+    case 0xdd:
+        return open_container(s, s->number, false);
+    case 0xde:
+    case 0xdf:
+        return open_container(s, s->number, true);
+    default:
+        return open_body(s, s->number);
     }
 }
 

@@ -1,22 +1,24 @@
 #ifndef TANDEM_SERVE_SCAN_H
 #define TANDEM_SERVE_SCAN_H
 
-/* Finds where one MessagePack message ends, and refuses what the server would not want to hold. It looks
- * at each byte once, in any cutting of the stream, and allocates nothing; only a message that it passed is
- * given to msgpack-c, whose own limits (memory taken from a header's count alone) are too late.
+/* Finds where one MessagePack message ends, and refuses what the server would not want to hold. It
+ * looks at each byte once, in any cutting of the stream, and allocates nothing; only a message that
+ * it passed is given to msgpack-c, whose own limits (memory taken from a header's count alone) are
+ * too late.
  *
- * One sum bounds everything: bytes seen + bytes that the headers seen so far still owe (an element owes at
- * least one byte, a string its length) never exceeds max_bytes. So a five-byte array32 header or a str32
- * of 4 GiB is refused when its last length byte arrives, before anything is kept for it. */
+ * One sum bounds everything: bytes seen + bytes that the headers seen so far still owe (an element
+ * owes at least one byte, a string its length) never exceeds max_bytes. So a five-byte array32
+ * header or a str32 of 4 GiB is refused when its last length byte arrives, before anything is kept
+ * for it. */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
-    SCAN_MAX_DEPTH = 16,  /* arrays and maps inside each other */
-    SCAN_MAX_MAP = 64,    /* entries of one map */
-    SCAN_MAX_KEYS = 256,  /* keys of all maps that are open at one point */
+    SCAN_MAX_DEPTH = 16, /* arrays and maps inside each other */
+    SCAN_MAX_MAP = 64,   /* entries of one map */
+    SCAN_MAX_KEYS = 256, /* keys of all maps that are open at one point */
 };
 
 struct scan_limits {
@@ -61,7 +63,7 @@ struct scan {
     uint64_t number;   /* those bytes, big-endian */
     size_t body_left;  /* of a str or bin */
 
-    int utf8_left;              /* continuation bytes due */
+    int utf8_left;               /* continuation bytes due */
     uint8_t utf8_low, utf8_high; /* range of the next one */
 
     uint64_t hash; /* of the key in hand */
@@ -78,10 +80,10 @@ struct scan {
 
 void scan_init(struct scan *s, const struct scan_limits *limits);
 
-/* Look at bytes[0..n). SCAN_MESSAGE: the message ended after *used bytes of these, the rest belongs to the
- * next one and the scanner stands ready for it (n_bytes keeps the length of the message until the next
- * call). SCAN_NEED_MORE: all n were used. SCAN_REFUSED: s->error says why; there is no point to resume
- * from, and every later call says the same. */
+/* Look at bytes[0..n). SCAN_MESSAGE: the message ended after *used bytes of these, the rest belongs
+ * to the next one and the scanner stands ready for it (n_bytes keeps the length of the message
+ * until the next call). SCAN_NEED_MORE: all n were used. SCAN_REFUSED: s->error says why; there is
+ * no point to resume from, and every later call says the same. */
 enum scan_result scan_feed(struct scan *s, const uint8_t *bytes, size_t n, size_t *used);
 
 #endif

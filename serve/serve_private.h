@@ -1,12 +1,14 @@
 #ifndef TANDEM_SERVE_PRIVATE_H
 #define TANDEM_SERVE_PRIVATE_H
 
-/* What server.c, listen.c, connection.c, stream.c, methods.c, params.c and metrics.c share. All of it is
- * touched by the loop's thread alone, but for server.wake, which the engine's step thread sends.
+/* What server.c, listen.c, connection.c, stream.c, methods.c, params.c and metrics.c share. All of
+ * it is touched by the loop's thread alone, but for server.wake, which the engine's step thread
+ * sends.
  *
- * Life of a connection: accepted -> (callbacks) -> doomed or finishing -> closed -> freed in its close
- * callback. Callbacks never close in the middle of their work: they doom (at once, unsent bytes are lost) or
- * finish (after what is queued was sent), and connection_settle() at the callback's end acts on it. */
+ * Life of a connection: accepted -> (callbacks) -> doomed or finishing -> closed -> freed in its
+ * close callback. Callbacks never close in the middle of their work: they doom (at once, unsent
+ * bytes are lost) or finish (after what is queued was sent), and connection_settle() at the
+ * callback's end acts on it. */
 
 #include <msgpack.h>
 #include <uv.h>
@@ -25,18 +27,18 @@ struct http_client;
 struct stream {
     struct stream *next;
     struct connection *connection;
-    uint32_t id;       /* of the stream; 0: unary */
-    uint32_t msgid;    /* of the request */
+    uint32_t id;    /* of the stream; 0: unary */
+    uint32_t msgid; /* of the request */
     bool unary;
-    bool cancelled;    /* by a cancel request: no more tokens are shown */
-    bool aborted;      /* by a drain's deadline */
-    bool paused;       /* engine_pause is on */
+    bool cancelled; /* by a cancel request: no more tokens are shown */
+    bool aborted;   /* by a drain's deadline */
+    bool paused;    /* engine_pause is on */
     struct engine_request *request;
     struct verify_params params; /* the text's stop strings */
     struct verify_text text;
-    int n_seen;        /* tokens turned into text */
-    int n_sent;        /* tokens in notifications so far */
-    uint32_t seq;      /* of the next notification */
+    int n_seen;           /* tokens turned into text */
+    int n_sent;           /* tokens in notifications so far */
+    uint32_t seq;         /* of the next notification */
     struct strbuf unsent; /* text not in a notification yet (unary: all of it) */
 };
 
@@ -94,7 +96,8 @@ struct listener {
 };
 
 struct server_counters {
-    uint64_t n_accepted, n_refused, n_bad_frames, n_bad_requests, n_unauthorised, n_stalled, n_timed_out;
+    uint64_t n_accepted, n_refused, n_bad_frames, n_bad_requests, n_unauthorised, n_stalled,
+        n_timed_out;
     uint64_t n_requests, n_paused, bytes_in, bytes_out;
 };
 
@@ -136,8 +139,9 @@ void connection__accept(struct listener *l);
 /* Must close: at the callback's end (doom), or when all is sent (finish). */
 void connection__doom(struct connection *c, const char *why);
 void connection__finish(struct connection *c);
-/* End of a callback: hand c->out to libuv, set or lift the pressure, close if doomed. The connection may be
- * gone afterwards in the sense that c->closing is set; it is freed only by the loop. */
+/* End of a callback: hand c->out to libuv, set or lift the pressure, close if doomed. The
+ * connection may be gone afterwards in the sense that c->closing is set; it is freed only by the
+ * loop. */
 void connection__settle(struct connection *c);
 /* Nothing is waiting in libuv's queue: a notification sent now goes out now. */
 bool connection__ready(const struct connection *c);
@@ -175,13 +179,23 @@ void methods__call(struct connection *c, const struct rpc_message *m);
 struct request_options {
     struct verify_params verify;
     bool stream, prefix_cache, skip_special_tokens;
-    bool add_special, parse_special;      /* generate */
-    bool add_generation_prompt;           /* chat */
+    bool add_special, parse_special; /* generate */
+    bool add_generation_prompt;      /* chat */
     uint64_t salt;
 };
 
-enum param_kind { PARAM_BOOL, PARAM_INT, PARAM_REAL, PARAM_SIZE, PARAM_SEED, PARAM_STOP, PARAM_SALT,
-                  PARAM_LOGPROBS, PARAM_ONE, PARAM_TEXT };
+enum param_kind {
+    PARAM_BOOL,
+    PARAM_INT,
+    PARAM_REAL,
+    PARAM_SIZE,
+    PARAM_SEED,
+    PARAM_STOP,
+    PARAM_SALT,
+    PARAM_LOGPROBS,
+    PARAM_ONE,
+    PARAM_TEXT
+};
 struct param {
     const char *name;
     enum param_kind kind;
@@ -189,10 +203,10 @@ struct param {
     double lo, hi; /* PARAM_INT, PARAM_REAL, PARAM_SIZE: inclusive */
     bool above_lo; /* lo itself is not allowed */
 };
-/* Fill the fields that `map` (a map or nil) names. E_INVALID, E_RANGE with name and value; *bad gets the
- * name where it is one of the table. Keys that begin with "x_" are ignored. */
-int params__read(const struct param *table, void *out, const msgpack_object *map, uint64_t salt_seed,
-                 const char **bad, struct err *e);
+/* Fill the fields that `map` (a map or nil) names. E_INVALID, E_RANGE with name and value; *bad
+ * gets the name where it is one of the table. Keys that begin with "x_" are ignored. */
+int params__read(const struct param *table, void *out, const msgpack_object *map,
+                 uint64_t salt_seed, const char **bad, struct err *e);
 void params__defaults(struct request_options *o);
 extern const struct param params__generate[], params__chat[];
 

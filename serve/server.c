@@ -63,7 +63,9 @@ void server__poll(struct server *s) {
     }
 }
 
-static void on_wake(uv_async_t *h) { server__poll(h->data); }
+static void on_wake(uv_async_t *h) {
+    server__poll(h->data);
+}
 
 static void on_tick(uv_timer_t *h) {
     struct server *s = h->data;
@@ -93,7 +95,9 @@ static void close_all(struct server *s, const char *why) {
     }
 }
 
-static void on_flush_deadline(uv_timer_t *h) { close_all(h->data, "did not take its end in time"); }
+static void on_flush_deadline(uv_timer_t *h) {
+    close_all(h->data, "did not take its end in time");
+}
 
 /* Time is up: what runs is cut, each stream still gets its `done`. */
 static void on_deadline(uv_timer_t *h) {
@@ -119,8 +123,8 @@ void server__drain(struct server *s, int timeout_ms) {
     engine_drain(s->engine);
     for (int i = 0; i < s->options.n_listen; i++) listen__close(&s->listeners[i]);
     uv_timer_start(&s->deadline, on_deadline, (uint64_t)timeout_ms, 0);
-    /* The connections without a request are finished at the next look, so that the one that asked for
-     * this has its answer first. */
+    /* The connections without a request are finished at the next look, so that the one that asked
+     * for this has its answer first. */
     uv_async_send(&s->wake);
     server__check_done(s);
 }
@@ -154,7 +158,8 @@ static int start_handles(struct server *s) {
     return uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
 }
 
-int serve_open(struct server **out, struct engine *g, const struct serve_options *o, struct err *e) {
+int serve_open(struct server **out, struct engine *g, const struct serve_options *o,
+               struct err *e) {
     *out = NULL;
     int rc = check_options(o, e);
     if (rc != 0) return rc;
@@ -176,7 +181,8 @@ int serve_open(struct server **out, struct engine *g, const struct serve_options
         goto fail;
     }
     for (int i = 0; i < o->n_listen; i++)
-        if ((rc = listen__open(&s->listeners[i], s, &o->listen[i], on_connection, e)) != 0) goto fail;
+        if ((rc = listen__open(&s->listeners[i], s, &o->listen[i], on_connection, e)) != 0)
+            goto fail;
     if (o->metrics_port >= 0) {
         struct serve_listen at = {.host = o->metrics_host, .port = o->metrics_port};
         if ((rc = listen__open(&s->metrics, s, &at, metrics__accept, e)) != 0) {

@@ -1,4 +1,5 @@
-/* One running request: the engine's tokens on one side, notifications or one response on the other. */
+/* One running request: the engine's tokens on one side, notifications or one response on the other.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -161,7 +162,8 @@ static void pack_text(msgpack_packer *pk, const struct strbuf *text, size_t n) {
     size_t at = ((struct strbuf *)pk->data)->n;
     rpc_pack_text(pk, n ? text->data : "", n);
     struct strbuf *out = pk->data;
-    if (!out->failed && at < out->n && (uint8_t)out->data[at] >= 0xc4 && (uint8_t)out->data[at] <= 0xc6) {
+    if (!out->failed && at < out->n && (uint8_t)out->data[at] >= 0xc4 &&
+        (uint8_t)out->data[at] <= 0xc6) {
         out->n = before; /* it became a bin: take the key back */
         rpc_pack_str(pk, "bytes");
         rpc_pack_text(pk, text->data, n);
@@ -196,14 +198,16 @@ static double ms_between(int64_t from_ns, int64_t to_ns) {
     return from_ns > 0 && to_ns >= from_ns ? (double)(to_ns - from_ns) / 1e6 : 0;
 }
 
-/* finish_reason, stop_reason, usage, timings, seed, speculation: the N_END pairs that end a request. */
+/* finish_reason, stop_reason, usage, timings, seed, speculation: the N_END pairs that end a
+ * request. */
 enum { N_END = 6 };
 static void pack_end(msgpack_packer *pk, const struct stream *st, const struct engine_progress *p) {
     rpc_pack_str(pk, "finish_reason");
     rpc_pack_str(pk, st->aborted ? "aborted" : engine_finish_name(p->finish));
     rpc_pack_str(pk, "stop_reason");
     if (p->finish == ENGINE_STOP && p->stop_idx >= 0 && p->stop_idx < st->params.n_stops)
-        rpc_pack_text(pk, st->params.stops[p->stop_idx].text, (size_t)st->params.stops[p->stop_idx].n);
+        rpc_pack_text(pk, st->params.stops[p->stop_idx].text,
+                      (size_t)st->params.stops[p->stop_idx].n);
     else msgpack_pack_nil(pk);
 
     rpc_pack_str(pk, "usage");

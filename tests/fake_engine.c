@@ -43,9 +43,15 @@ struct tokenizer {
 };
 static const struct tokenizer the_tokenizer;
 
-int tokenizer_n_tokens(const struct tokenizer *t) { return (void)t, N_VOCAB; }
-uint64_t tokenizer_fingerprint(const struct tokenizer *t) { return (void)t, 0x0123456789abcdefull; }
-void tokens_deinit(struct tokens *v) { free(v->ids); }
+int tokenizer_n_tokens(const struct tokenizer *t) {
+    return (void)t, N_VOCAB;
+}
+uint64_t tokenizer_fingerprint(const struct tokenizer *t) {
+    return (void)t, 0x0123456789abcdefull;
+}
+void tokens_deinit(struct tokens *v) {
+    free(v->ids);
+}
 
 static int push(struct tokens *out, int32_t id, struct err *e) {
     if (out->limit && out->n == out->limit) return err_raise(e, E_TOO_LONG, "too many tokens");
@@ -80,12 +86,17 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
                       struct strbuf *out) {
     for (size_t i = 0; i < n; i++) tokenizer_token_bytes(t, ids[i], special, out);
 }
-bool tokenizer_is_control(const struct tokenizer *t, int id) { return (void)t, id >= 256; }
+bool tokenizer_is_control(const struct tokenizer *t, int id) {
+    return (void)t, id >= 256;
+}
 
-const char *chat_family_name(const struct chat_family *f) { return (void)f, "fake"; }
+const char *chat_family_name(const struct chat_family *f) {
+    return (void)f, "fake";
+}
 
-int chat_render(const struct chat_family *f, const struct tokenizer *t, const struct chat_message *m,
-                size_t n, bool open, struct tokens *out, struct err *e) {
+int chat_render(const struct chat_family *f, const struct tokenizer *t,
+                const struct chat_message *m, size_t n, bool open, struct tokens *out,
+                struct err *e) {
     (void)f;
     int rc = 0;
     for (size_t i = 0; i < n && rc == 0; i++) {
@@ -100,32 +111,48 @@ int chat_render(const struct chat_family *f, const struct tokenizer *t, const st
 /* ---- What it is ---- */
 
 static const struct tokenizer *const chat_mark = &the_tokenizer; /* any address */
-void engine_options_default(struct engine_options *o) { memset(o, 0, sizeof *o); }
-const struct tokenizer *engine_tokenizer(const struct engine *g) { return (void)g, &the_tokenizer; }
+void engine_options_default(struct engine_options *o) {
+    memset(o, 0, sizeof *o);
+}
+const struct tokenizer *engine_tokenizer(const struct engine *g) {
+    return (void)g, &the_tokenizer;
+}
 const struct chat_family *engine_chat(const struct engine *g) {
     (void)g;
     return (const struct chat_family *)(const void *)chat_mark;
 }
-const char *engine_chat_error(const struct engine *g) { return (void)g, ""; }
-const struct plan *engine_get_plan(const struct engine *g) { return &g->plan; }
-int engine_context(const struct engine *g) { return (void)g, CONTEXT; }
-const char *engine_model_name(const struct engine *g) { return (void)g, "fake \"model\""; }
-uint64_t engine_model_fingerprint(const struct engine *g) { return (void)g, 0xfedcba9876543210ull; }
+const char *engine_chat_error(const struct engine *g) {
+    return (void)g, "";
+}
+const struct plan *engine_get_plan(const struct engine *g) {
+    return &g->plan;
+}
+int engine_context(const struct engine *g) {
+    return (void)g, CONTEXT;
+}
+const char *engine_model_name(const struct engine *g) {
+    return (void)g, "fake \"model\"";
+}
+uint64_t engine_model_fingerprint(const struct engine *g) {
+    return (void)g, 0xfedcba9876543210ull;
+}
 const char *engine_finish_name(enum engine_finish f) {
-    static const char *const names[] = {"running", "stop", "length", "cancelled", "error", "aborted"};
+    static const char *const names[] = {"running",   "stop",  "length",
+                                        "cancelled", "error", "aborted"};
     return names[f];
 }
 const char *kvpool_class_name(enum kvpool_class c) {
     static const char *const names[] = {"draft", "shallow", "deep"};
     return names[c];
 }
-int engine_plan(struct plan *out, const struct engine_options *o, size_t free_bytes, struct err *e) {
+int engine_plan(struct plan *out, const struct engine_options *o, size_t free_bytes,
+                struct err *e) {
     (void)e;
     memset(out, 0, sizeof *out);
     out->context = o->context;
     out->budget_bytes = free_bytes;
     out->n_lines = 1;
-    strcpy(out->lines[0].name, "weights");
+    memcpy(out->lines[0].name, "weights", sizeof "weights");
     out->lines[0].bytes = 1000;
     out->fits = true;
     return 0;
@@ -133,8 +160,8 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t free_by
 
 /* ---- Requests ---- */
 
-int engine_submit(struct engine *g, const struct engine_submit_options *o, struct engine_request **out,
-                  struct err *e) {
+int engine_submit(struct engine *g, const struct engine_submit_options *o,
+                  struct engine_request **out, struct err *e) {
     int rc = verify_params_check(&o->params, e);
     if (rc != 0) return rc;
     if (atomic_load(&g->draining)) return err_raise(e, E_CLOSED, "draining");
@@ -144,7 +171,8 @@ int engine_submit(struct engine *g, const struct engine_submit_options *o, struc
     if (fake_engine_n_live(g) >= MAX_QUEUE) return err_raise(e, E_FULL, "queue is full");
     struct engine_request *r = calloc(1, sizeof *r);
     r->o = *o;
-    r->max_tokens = o->params.max_tokens > 0 && o->params.max_tokens < room ? o->params.max_tokens : room;
+    r->max_tokens =
+        o->params.max_tokens > 0 && o->params.max_tokens < room ? o->params.max_tokens : room;
     r->prompt = malloc((size_t)o->n_prompt * sizeof *r->prompt);
     memcpy(r->prompt, o->prompt, (size_t)o->n_prompt * sizeof *r->prompt);
     r->tokens = malloc((size_t)r->max_tokens * sizeof *r->tokens);
@@ -203,7 +231,9 @@ void engine_release(struct engine *g, struct engine_request *r) {
     pthread_cond_signal(&g->cond);
     pthread_mutex_unlock(&g->mutex);
 }
-void engine_drain(struct engine *g) { atomic_store(&g->draining, true); }
+void engine_drain(struct engine *g) {
+    atomic_store(&g->draining, true);
+}
 
 int fake_engine_n_live(const struct engine *cg) {
     struct engine *g = (struct engine *)(uintptr_t)cg;
@@ -269,8 +299,10 @@ static void step(struct engine *g, struct engine_request *r) {
         }
         if (r->n_tokens == 0) r->first_ns = clock_ns();
         if (r->logprobs)
-            r->logprobs[r->n_tokens] = (struct engine_logprobs){
-                .logprob = -0.5f, .n_top = r->o.params.logprobs > 0, .top_id = {id}, .top_logprob = {-0.5f}};
+            r->logprobs[r->n_tokens] = (struct engine_logprobs){.logprob = -0.5f,
+                                                                .n_top = r->o.params.logprobs > 0,
+                                                                .top_id = {id},
+                                                                .top_logprob = {-0.5f}};
         r->tokens[r->n_tokens++] = id;
         g->stats.n_generated_tokens++;
         if (id == EOS || ends_in_stop(r)) end(g, r, ENGINE_STOP);

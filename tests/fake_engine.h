@@ -1,9 +1,10 @@
 #ifndef TANDEM_TESTS_FAKE_ENGINE_H
 #define TANDEM_TESTS_FAKE_ENGINE_H
 
-/* engine/engine.h, model/tokenizer.h and model/chat.h without a model, for the socket tests. A token is a byte
- * (ids 0..255; 256 ends an answer, 257 opens a turn); the answer repeats the prompt, one token a step, until
- * max_tokens or byte 0x04. One thread steps all requests, as the real one does. */
+/* engine/engine.h, model/tokenizer.h and model/chat.h without a model, for the socket tests. A
+ * token is a byte (ids 0..255; 256 ends an answer, 257 opens a turn); the answer repeats the
+ * prompt, one token a step, until max_tokens or byte 0x04. One thread steps all requests, as the
+ * real one does. */
 
 #include "engine/engine.h"
 

@@ -56,7 +56,7 @@ static void run_server(const struct serve_options *o, int step_us, int run, int 
 
 static int port_of(const char *address) {
     const char *colon = strrchr(address, ':');
-    return colon ? atoi(colon + 1) : -1;
+    return colon ? (int)strtol(colon + 1, NULL, 10) : -1;
 }
 
 void spawn_server(struct spawned *s, struct serve_options *o, int step_us, int run) {
@@ -200,14 +200,16 @@ void peer_open(struct peer *p, const struct spawned *s) {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     snprintf(a.sun_path, sizeof a.sun_path, "%s", s->socket);
     start(p, socket(AF_UNIX, SOCK_STREAM, 0));
-    if (connect(p->fd, (struct sockaddr *)&a, sizeof a) != 0) fail_msg("connect: %s", strerror(errno));
+    if (connect(p->fd, (struct sockaddr *)&a, sizeof a) != 0)
+        fail_msg("connect: %s", strerror(errno));
 }
 
 void peer_open_tcp(struct peer *p, int port) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     start(p, socket(AF_INET, SOCK_STREAM, 0));
-    if (connect(p->fd, (struct sockaddr *)&a, sizeof a) != 0) fail_msg("connect: %s", strerror(errno));
+    if (connect(p->fd, (struct sockaddr *)&a, sizeof a) != 0)
+        fail_msg("connect: %s", strerror(errno));
 }
 
 void peer_close(struct peer *p) {

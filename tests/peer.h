@@ -1,8 +1,8 @@
 #ifndef TANDEM_TESTS_PEER_H
 #define TANDEM_TESTS_PEER_H
 
-/* A server on a fake engine in a process of its own, and a raw client for it: messages are written and compared
- * as text like [0,1,'generate',['hi',{'max_tokens':3}]]. */
+/* A server on a fake engine in a process of its own, and a raw client for it: messages are written
+ * and compared as text like [0,1,'generate',['hi',{'max_tokens':3}]]. */
 
 #include <msgpack.h>
 #include <stdbool.h>

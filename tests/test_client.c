@@ -1,5 +1,5 @@
-/* serve/client.c and `tandem chat` against a spawned server on a fake engine. Method: the library in this
- * process, from many threads; cmd_chat() in a child whose standard streams are pipes. */
+/* serve/client.c and `tandem chat` against a spawned server on a fake engine. Method: the library
+ * in this process, from many threads; cmd_chat() in a child whose standard streams are pipes. */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -36,7 +36,9 @@ int cmd_text(struct strbuf *out, const char *word, const char *file, struct err 
     while ((n = fread(part, 1, sizeof part, stdin)) > 0) strbuf_append(out, part, n);
     return 0;
 }
-const char *cmd_bytes(double bytes) { return bytes > 0 ? "some" : "none"; }
+const char *cmd_bytes(double bytes) {
+    return bytes > 0 ? "some" : "none";
+}
 
 static struct client *open_client(const struct spawned *s) {
     struct client *c;
@@ -83,8 +85,8 @@ static void test_client_generate_chat(void) {
     /* a refusal: words, code, and the connection is good for the next */
     client_set_int(&set, "max_token", 10);
     assert_int_equal(client_generate(c, "abc", 3, &set, collect, &text, &done, &e), E_INVALID);
-    assert_string_equal(e.message,
-                        "unknown option \"max_token\"; did you mean \"max_tokens\"? (invalid_params)");
+    assert_string_equal(
+        e.message, "unknown option \"max_token\"; did you mean \"max_tokens\"? (invalid_params)");
     assert_int_equal(client_refusal(c), RPC_INVALID_PARAMS);
     msgpack_object r;
     assert_ok(client_call(c, "stats", NULL, 0, NULL, &r, &e), e);
@@ -160,8 +162,9 @@ static void test_client_errors(void) {
     int64_t start = clock_ns();
     assert_int_equal(client_open(&c, &o, &e), E_TIMEOUT);
     assert_true(clock_ms_since(start) > 250 && clock_ms_since(start) < 3000);
-    static const char *const junk[] = {"HTTP/1.1 400 Bad Request\r\n", "\xc1", "\x94\x01\x01\xc0\x05",
-                                       "\xdd\xff\xff\xff\xff", "\x94\x01\x01\x93\x0b\xa2no\x80\xc0"};
+    static const char *const junk[] = {"HTTP/1.1 400 Bad Request\r\n", "\xc1",
+                                       "\x94\x01\x01\xc0\x05", "\xdd\xff\xff\xff\xff",
+                                       "\x94\x01\x01\x93\x0b\xa2no\x80\xc0"};
     static const int want[] = {E_PROTOCOL, E_PROTOCOL, E_PROTOCOL, E_PROTOCOL, E_UNSUPPORTED};
     for (int i = 0; i < 5; i++) {
         pid_t pid = fork();
@@ -207,7 +210,8 @@ static void read_and_cut(void *arg, const char *text, size_t n, int n_tokens) {
     if (r->cut_after && r->text.n >= r->cut_after) client_interrupt(r->client);
 }
 
-/* Text is checked by where the prompt says it must continue; sometimes it cuts, sometimes it hangs up. */
+/* Text is checked by where the prompt says it must continue; sometimes it cuts, sometimes it hangs
+ * up. */
 static void *work(void *arg) {
     struct worker *w = arg;
     struct client_options o = {.socket_path = w->server->socket, .timeout_ms = 20000};
@@ -281,8 +285,10 @@ static void test_client_32_at_once(void) {
 
 /* ---- tandem chat ---- */
 
-/* Run cmd_chat with `argv` (NULL-terminated), stdin from `input` (NULL: empty); stdout and stderr to out, err. */
-static int run_chat(const char *const *argv, const char *input, struct strbuf *out, struct strbuf *err) {
+/* Run cmd_chat with `argv` (NULL-terminated), stdin from `input` (NULL: empty); stdout and stderr
+ * to out, err. */
+static int run_chat(const char *const *argv, const char *input, struct strbuf *out,
+                    struct strbuf *err) {
     int in[2], o[2], e[2], argc = 0;
     while (argv[argc]) argc++;
     assert_int_equal(pipe(in) | pipe(o) | pipe(e), 0);
@@ -323,7 +329,8 @@ static void test_client_chat_command(void) {
     assert_string_equal(out.data, "hello there\n");
     assert_non_null(strstr(err.data, "# 12 tokens, "));
     assert_non_null(strstr(err.data, "prompt 12 tokens (0 cached)"));
-    const char *const piped[] = {"--socket", s.socket, "--quiet", "--system", "S:", "-n", "4", NULL};
+    const char *const piped[] = {"--socket", s.socket, "--quiet", "--system",
+                                 "S:",       "-n",     "4",       NULL};
     assert_int_equal(run_chat(piped, "question\n", &out, &err), 0);
     assert_string_equal(out.data, "S:qu\n");
     assert_string_equal(err.data ? err.data : "", "");
@@ -331,8 +338,9 @@ static void test_client_chat_command(void) {
     assert_string_equal(err.data, "error: the message is empty\n");
     const char *const nobody[] = {"--socket", "/tmp/no-such-socket-here", "hi", NULL};
     assert_int_equal(run_chat(nobody, NULL, &out, &err), 1);
-    assert_string_equal(err.data, "error: no server at /tmp/no-such-socket-here; start one with: tandem "
-                                  "serve --model PATH --socket /tmp/no-such-socket-here\n");
+    assert_string_equal(err.data,
+                        "error: no server at /tmp/no-such-socket-here; start one with: tandem "
+                        "serve --model PATH --socket /tmp/no-such-socket-here\n");
     const char *const wrong[] = {"--temprature", "1", "hi", NULL};
     assert_int_equal(run_chat(wrong, NULL, &out, &err), 2);
     assert_non_null(strstr(err.data, "temperature"));

@@ -1,5 +1,6 @@
-/* serve/rpc.c. Goal: messages are told apart by the rules of docs/protocol.md, whatever encoding a client's
- * library chose, and nothing but a request is ever to be answered. Method: tables of packed bytes. */
+/* serve/rpc.c. Goal: messages are told apart by the rules of docs/protocol.md, whatever encoding a
+ * client's library chose, and nothing but a request is ever to be answered. Method: tables of
+ * packed bytes. */
 #include "tests/harness.h"
 
 #include <math.h>
@@ -12,6 +13,7 @@
 #define B(s) s, sizeof(s) - 1
 
 static void test_rpc_read(void) {
+    /* clang-format off */
     static const struct {
         const char *what, *data;
         size_t n;
@@ -48,6 +50,7 @@ static void test_rpc_read(void) {
         {"bad notification", B("\x93\x02\xa1x\x01"), RPC_CLOSE, RPC_NOTIFICATION, 0},
         {"notification of 4", B("\x94\x02\xa1x\x90\x01"), RPC_CLOSE, RPC_NOTIFICATION, 0},
     };
+    /* clang-format on */
     for (size_t i = 0; i < N_OF(t); i++) {
         msgpack_zone zone;
         msgpack_object o;
@@ -75,7 +78,8 @@ static void test_rpc_peek_id(void) {
     assert_true(rpc_peek_id((const uint8_t *)"\x94\x00\xce\xff\x01\x02\x03", 7, &id));
     assert_int_equal(id, 0xff010203);
     assert_false(rpc_peek_id((const uint8_t *)"\x94\x00\xcd\x01", 4, &id));
-    assert_false(rpc_peek_id((const uint8_t *)"\x94\x01\x05", 3, &id)); /* a response: never answered */
+    assert_false(
+        rpc_peek_id((const uint8_t *)"\x94\x01\x05", 3, &id)); /* a response: never answered */
     assert_false(rpc_peek_id((const uint8_t *)"\x93\x02\xa1", 3, &id));
     assert_false(rpc_peek_id((const uint8_t *)"\x94\x00", 2, &id));
 }
@@ -135,8 +139,8 @@ static void test_rpc_numbers(void) {
 }
 
 static void test_rpc_suggest(void) {
-    static const char *const words[] = {"max_tokens", "temperature", "top_p", "top_k", "stop",
-                                        "repetition_penalty"};
+    static const char *const words[] = {"max_tokens", "temperature", "top_p",
+                                        "top_k",      "stop",        "repetition_penalty"};
     assert_string_equal(rpc_suggest("max_token", 9, words, 6), "max_tokens");
     assert_string_equal(rpc_suggest("temprature", 10, words, 6), "temperature");
     assert_string_equal(rpc_suggest("tpo_p", 5, words, 6), "top_p");

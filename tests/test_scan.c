@@ -1,7 +1,8 @@
-/* serve/scan.c. Goal: it accepts exactly the well-formed messages within its limits, in any cutting of the
- * bytes, and refuses the known attacks at the earliest byte that shows them. Method: a list of good messages,
- * each one fed whole, byte by byte and truncated everywhere; a list of bad ones with the byte at which they
- * must be refused; random messages from a generator against msgpack-c's own unpacker. */
+/* serve/scan.c. Goal: it accepts exactly the well-formed messages within its limits, in any cutting
+ * of the bytes, and refuses the known attacks at the earliest byte that shows them. Method: a list
+ * of good messages, each one fed whole, byte by byte and truncated everywhere; a list of bad ones
+ * with the byte at which they must be refused; random messages from a generator against msgpack-c's
+ * own unpacker. */
 #include "tests/harness.h"
 
 #include <msgpack.h>
@@ -18,8 +19,12 @@ struct bytes {
     const char *data;
     size_t n;
 };
+/* clang-format off */
 #define B(what, s) {what, s, sizeof(s) - 1}
+/* clang-format on */
 
+/* The formatter would break each literal after an escape. */
+/* clang-format off */
 static const struct bytes good[] = {
     B("fixint", "\x05"),
     B("negative", "\xe0"),
@@ -97,9 +102,12 @@ static const struct {
     {B("f64 inf", "\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00"), SCAN_NOT_FINITE, 9},
     {B("f64 nan", "\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00"), SCAN_NOT_FINITE, 9},
 };
+/* clang-format on */
 #define N_OF(a) (sizeof(a) / sizeof *(a))
 
-static const uint8_t *u8(const char *s) { return (const uint8_t *)s; }
+static const uint8_t *u8(const char *s) {
+    return (const uint8_t *)s;
+}
 
 static void test_scan_good_whole(void) {
     for (size_t i = 0; i < N_OF(good); i++) {
@@ -118,8 +126,8 @@ static void test_scan_good_whole(void) {
     }
 }
 
-/* The same scanner takes all of them one after the other, a byte at a time, and says "message" exactly at
- * each last byte: which is also truncation at every byte. */
+/* The same scanner takes all of them one after the other, a byte at a time, and says "message"
+ * exactly at each last byte: which is also truncation at every byte. */
 static void test_scan_good_bytewise(void) {
     struct scan s;
     scan_init(&s, &normal);
@@ -150,7 +158,8 @@ static void test_scan_bad(void) {
             }
             if (r != SCAN_REFUSED || s.error != bad[i].error)
                 fail_msg("%s (%d): %d, %s", bad[i].b.what, bytewise, r, scan_error_text(s.error));
-            if (n != bad[i].at) fail_msg("%s: refused after %zu, want %zu", bad[i].b.what, n, bad[i].at);
+            if (n != bad[i].at)
+                fail_msg("%s: refused after %zu, want %zu", bad[i].b.what, n, bad[i].at);
             /* and it stays refused */
             assert_int_equal(scan_feed(&s, u8("\x01"), 1, &used), SCAN_REFUSED);
             assert_int_equal(used, 0);
@@ -164,9 +173,11 @@ static void test_scan_size_limit(void) {
     struct scan s;
     size_t used;
     scan_init(&s, &l);
+    /* clang-format off */
     assert_int_equal(scan_feed(&s, u8("\x93\xa5" "abcde\x01\x02"), 9, &used), SCAN_MESSAGE);
     assert_int_equal(scan_feed(&s, u8("\x93\xa6" "abcdef\x01\x02"), 10, &used), SCAN_MESSAGE);
     assert_int_equal(scan_feed(&s, u8("\x93\xa7" "abcdefg\x01\x02"), 11, &used), SCAN_REFUSED);
+    /* clang-format on */
     assert_int_equal(used, 2); /* known from the str's head: two values are owed behind it */
     assert_int_equal(s.error, SCAN_TOO_BIG);
     scan_init(&s, &l);
@@ -215,19 +226,34 @@ struct gen {
     uint32_t used;
     msgpack_packer *pk;
 };
-static uint32_t draw(struct gen *g, uint32_t n) { return rng_u32(7, g->run, RNG_TEST, g->used++) % n; }
+static uint32_t draw(struct gen *g, uint32_t n) {
+    return rng_u32(7, g->run, RNG_TEST, g->used++) % n;
+}
 
 static void gen_value(struct gen *g, int depth) {
-    static const char *const texts[] = {"", "a", "h\xc3\xa9", "\xf0\x9f\x98\x80", "a longer text, of more "
+    static const char *const texts[] = {"", "a", "h\xc3\xa9", "\xf0\x9f\x98\x80",
+                                        "a longer text, of more "
                                         "than thirty-one bytes for str8"};
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz";
     switch (draw(g, depth > 0 ? 10 : 8)) {
-    case 0: msgpack_pack_nil(g->pk); break;
-    case 1: msgpack_pack_true(g->pk); break;
-    case 2: msgpack_pack_uint64(g->pk, (uint64_t)draw(g, UINT32_MAX) << draw(g, 33)); break;
-    case 3: msgpack_pack_int64(g->pk, -(int64_t)draw(g, UINT32_MAX)); break;
-    case 4: msgpack_pack_double(g->pk, draw(g, 1000) / 7.0); break;
-    case 5: msgpack_pack_float(g->pk, (float)draw(g, 1000)); break;
+    case 0:
+        msgpack_pack_nil(g->pk);
+        break;
+    case 1:
+        msgpack_pack_true(g->pk);
+        break;
+    case 2:
+        msgpack_pack_uint64(g->pk, (uint64_t)draw(g, UINT32_MAX) << draw(g, 33));
+        break;
+    case 3:
+        msgpack_pack_int64(g->pk, -(int64_t)draw(g, UINT32_MAX));
+        break;
+    case 4:
+        msgpack_pack_double(g->pk, draw(g, 1000) / 7.0);
+        break;
+    case 5:
+        msgpack_pack_float(g->pk, (float)draw(g, 1000));
+        break;
     case 6: {
         const char *t = texts[draw(g, 5)];
         msgpack_pack_str_with_body(g->pk, t, strlen(t));
@@ -255,8 +281,8 @@ static void gen_value(struct gen *g, int depth) {
     }
 }
 
-/* Whatever the packer makes passes, in random cuts; with one byte flipped, what the scanner passes msgpack-c
- * unpacks to the same length. */
+/* Whatever the packer makes passes, in random cuts; with one byte flipped, what the scanner passes
+ * msgpack-c unpacks to the same length. */
 static void test_scan_random(void) {
     struct scan_limits l = {.max_bytes = 1 << 20, .max_nodes = 1 << 20};
     int n_passed = 0;

@@ -1,7 +1,8 @@
-/* serve/: the server under good, rude and dead clients. Method: each test spawns a server on a fake engine
- * (tests/fake_engine.h: the answer repeats the prompt, a byte a token) and talks to it over real sockets with
- * a raw client whose messages are compared as text. The server's exit code is checked at the end, so leak and
- * race checkers speak, too. Time-outs and drains: tests/test_serve_time.c. */
+/* serve/: the server under good, rude and dead clients. Method: each test spawns a server on a fake
+ * engine (tests/fake_engine.h: the answer repeats the prompt, a byte a token) and talks to it over
+ * real sockets with a raw client whose messages are compared as text. The server's exit code is
+ * checked at the end, so leak and race checkers speak, too. Time-outs and drains:
+ * tests/test_serve_time.c. */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -34,14 +35,15 @@ static void test_serve_describes_itself(void) {
     msgpack_object o;
     start(&s, &p, 100, 1);
     peer_send(&p, "[0,1,'hello',[{'client':'test','protocol':1}]]");
-    peer_expect(&p,
-                "[1, 1, nil, {\"server\"=>\"tandem\", \"protocol\"=>1, \"model\"=>{\"name\"=>\"fake "
-                "\"model\"\", \"fingerprint\"=>\"fedcba9876543210\", \"context\"=>4096, "
-                "\"chat_template\"=>\"fake\", \"tokenizer\"=>{\"fingerprint\"=>\"0123456789abcdef\", "
-                "\"n_tokens\"=>258}}, \"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
-                "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20}}]");
+    peer_expect(
+        &p, "[1, 1, nil, {\"server\"=>\"tandem\", \"protocol\"=>1, \"model\"=>{\"name\"=>\"fake "
+            "\"model\"\", \"fingerprint\"=>\"fedcba9876543210\", \"context\"=>4096, "
+            "\"chat_template\"=>\"fake\", \"tokenizer\"=>{\"fingerprint\"=>\"0123456789abcdef\", "
+            "\"n_tokens\"=>258}}, \"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
+            "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20}}]");
     peer_send(&p, "[0,2,'hello',[{'protocol':2}]]");
-    peer_expect(&p, "[1, 2, [11, \"protocol 2; this server speaks 1\", {\"name\"=>\"unsupported\"}], nil]");
+    peer_expect(
+        &p, "[1, 2, [11, \"protocol 2; this server speaks 1\", {\"name\"=>\"unsupported\"}], nil]");
     peer_send(&p, "[0,3,'tokenize',['h\xc3\xa9']]");
     peer_expect(&p, "[1, 3, nil, {\"tokens\"=>[104, 195, 169], \"count\"=>3}]");
     peer_send(&p, "[0,4,'detokenize',[[104,195,169,256]]]");
@@ -98,7 +100,8 @@ static void test_serve_unary(void) {
     struct spawned s;
     struct peer p;
     start(&s, &p, 100, 2);
-    peer_send(&p, "[0,1,'generate',['ab',{'max_tokens':5,'stream':false,'seed':18446744073709551615}]]");
+    peer_send(
+        &p, "[0,1,'generate',['ab',{'max_tokens':5,'stream':false,'seed':18446744073709551615}]]");
     peer_expect(&p, "[1, 1, nil, {\"text\"=>\"ababa\", \"tokens\"=>[97, 98, 97, 98, 97], "
                     "\"finish_reason\"=>\"length\", \"stop_reason\"=>nil, \"usage\"=>{%}, "
                     "\"timings\"=>{%}, \"seed\"=>18446744073709551615, \"speculation\"=>nil}]");
@@ -115,8 +118,9 @@ static void test_serve_unary(void) {
     stop(&s, &p);
 }
 
-/* A stop string across tokens is never shown in part; an incomplete character waits; what is no UTF-8 comes as
- * bin. One token a notification at most, since the engine commits one a step and we read along. */
+/* A stop string across tokens is never shown in part; an incomplete character waits; what is no
+ * UTF-8 comes as bin. One token a notification at most, since the engine commits one a step and we
+ * read along. */
 static void test_serve_text_edges(void) {
     struct spawned s;
     struct peer p;
@@ -178,17 +182,20 @@ static void test_serve_bad_params(void) {
          "[4, \"max_tokens is 9.22337203685478e+18, allowed is [1, 2147483647]\", %]"},
         {"'generate',['x',{'min_tokens':5,'max_tokens':2}]", "[4, %]"},
         {"'generate',['x',{'seed':-1}]", "[4, \"seed must be an integer from 0 to 2^64 - 1\", %]"},
-        {"'generate',['x',{'stream':1}]", "[4, \"stream must be true or false, not an integer\", %]"},
-        {"'generate',['x',{'stop':'%s'}]", "[4, \"a stop string must have 1 to 256 bytes, not 0\", %]"},
+        {"'generate',['x',{'stream':1}]",
+         "[4, \"stream must be true or false, not an integer\", %]"},
+        {"'generate',['x',{'stop':'%s'}]",
+         "[4, \"a stop string must have 1 to 256 bytes, not 0\", %]"},
         {"'generate',['x',{'stop':[1]}]",
          "[4, \"stop must be a str or an array of them, not an integer\", %]"},
         {"'generate',['x',{'logprobs':21}]", "[4, \"logprobs is 21, allowed is [0, 20]\", %]"},
         {"'generate',['x',{'n':2}]", "[4, \"n must be 1: one answer a request\", %]"},
         {"'generate',['x',{'stop':['1','2','3','4','5','6','7','8','9','a','b','c','d','e','f','g',"
-         "'h']}]", "[4, \"stop holds 17 strings, at most 16\", %]"},
+         "'h']}]",
+         "[4, \"stop holds 17 strings, at most 16\", %]"},
         {"'generate',['x',[]]", "[4, \"options must be a map, not an array\", %]"},
-        {"'generate',['x',{},{}]",
-         "[4, \"3 parameters; the form is generate [prompt, options]\", {\"name\"=>\"invalid_params\"}]"},
+        {"'generate',['x',{},{}]", "[4, \"3 parameters; the form is generate [prompt, options]\", "
+                                   "{\"name\"=>\"invalid_params\"}]"},
         {"'generate',[]", "[4, \"0 parameters; the form is generate [prompt, options]\", %]"},
         {"'generate',[5]",
          "[4, \"prompt must be a str or an array of token ids, not an integer\", %]"},
@@ -227,7 +234,8 @@ static void test_serve_bad_params(void) {
         strbuf_deinit(&out);
     }
     /* nil is "not given", x_ is nobody's business */
-    peer_send(&p, "[0,90,'generate',['x',{'max_tokens':1,'top_p':nil,'x_trace':'id','stream':false}]]");
+    peer_send(&p,
+              "[0,90,'generate',['x',{'max_tokens':1,'top_p':nil,'x_trace':'id','stream':false}]]");
     peer_expect(&p, "[1, 90, nil, {\"text\"=>\"x\", %}, %}, %}]");
     stop(&s, &p);
 }
@@ -247,12 +255,13 @@ static void test_serve_too_long(void) {
         msgpack_pack_array(&pk, 1);
         rpc_pack_text(&pk, text, i == 0 ? 5000 : 20000);
         peer_send_bytes(&p, out.data, out.n);
-        peer_expect(&p, i == 0 ? "[1, 0, [5, \"prompt of 5000 tokens, context 4096\", {\"name\"=>"
-                                 "\"too_long\", \"n_prompt\"=>5000, \"n_ctx\"=>4096, "
-                                 "\"max_tokens\"=>nil}], nil]"
-                               : "[1, 1, [5, \"the prompt has more than 16384 tokens, the context holds "
-                                 "4096\", {\"name\"=>\"too_long\", \"n_prompt\"=>16384, "
-                                 "\"n_ctx\"=>4096}], nil]");
+        peer_expect(
+            &p, i == 0 ? "[1, 0, [5, \"prompt of 5000 tokens, context 4096\", {\"name\"=>"
+                         "\"too_long\", \"n_prompt\"=>5000, \"n_ctx\"=>4096, "
+                         "\"max_tokens\"=>nil}], nil]"
+                       : "[1, 1, [5, \"the prompt has more than 16384 tokens, the context holds "
+                         "4096\", {\"name\"=>\"too_long\", \"n_prompt\"=>16384, "
+                         "\"n_ctx\"=>4096}], nil]");
     }
     free(text);
     strbuf_deinit(&out);
@@ -284,7 +293,8 @@ static void test_serve_partial_frames(void) {
     stop(&s, &p);
 }
 
-/* What is no message closes that connection, says so where an id is readable, and disturbs nobody else. */
+/* What is no message closes that connection, says so where an id is readable, and disturbs nobody
+ * else. */
 static void test_serve_garbage(void) {
     static const struct {
         const char *bytes;
@@ -334,7 +344,8 @@ static void test_serve_duplicate_ids(void) {
     struct peer p;
     start(&s, &p, 20000, 1);
     peer_send(&p, "[0,7,'generate',['ab',{'max_tokens':8,'stream':false}]] [0,7,'stats',[]]");
-    peer_expect(&p, "[1, 7, [12, \"request 7 is still unanswered\", {\"name\"=>\"duplicate_id\"}], nil]");
+    peer_expect(
+        &p, "[1, 7, [12, \"request 7 is still unanswered\", {\"name\"=>\"duplicate_id\"}], nil]");
     peer_expect(&p, "[1, 7, nil, {\"text\"=>\"abababab\", %}, %}, %}]");
     /* answered: the id is free again, and a stream's id is free at once */
     peer_send(&p, "[0,7,'generate',['ab',{'max_tokens':2}]] [0,7,'tokenize',['a']]");
@@ -343,8 +354,8 @@ static void test_serve_duplicate_ids(void) {
     stop(&s, &p);
 }
 
-/* After the answer to cancel no token comes, done does, once; then the id is unknown. Many times, since the
- * two sides race. */
+/* After the answer to cancel no token comes, done does, once; then the id is unknown. Many times,
+ * since the two sides race. */
 static void test_serve_cancel(void) {
     struct spawned s;
     struct peer p;
@@ -399,9 +410,11 @@ static void test_serve_disconnect_cancels(void) {
     start(&s, &watcher, 2000, 1);
     for (int unary = 0; unary < 2; unary++) {
         peer_open(&p, &s);
-        peer_send(&p, "[0,1,'generate',['abc',{'stream':%s}]] [0,2,'chat',[[{'role':'user','content':"
-                      "'x'},{'role':'assistant','content':'y'}],{'add_generation_prompt':false,"
-                      "'stream':%s}]]", unary ? "false" : "true", unary ? "false" : "true");
+        peer_send(&p,
+                  "[0,1,'generate',['abc',{'stream':%s}]] [0,2,'chat',[[{'role':'user','content':"
+                  "'x'},{'role':'assistant','content':'y'}],{'add_generation_prompt':false,"
+                  "'stream':%s}]]",
+                  unary ? "false" : "true", unary ? "false" : "true");
         wait_stat(&watcher, "running", 2);
         peer_close(&p);
         wait_stat(&watcher, "running", 0);
@@ -410,8 +423,8 @@ static void test_serve_disconnect_cancels(void) {
     stop(&s, &watcher);
 }
 
-/* A client that does not read: its requests leave the batch, others go on, nothing is lost when it reads
- * again, and what piled up comes in few notifications. */
+/* A client that does not read: its requests leave the batch, others go on, nothing is lost when it
+ * reads again, and what piled up comes in few notifications. */
 static void test_serve_slow_reader_pauses(void) {
     struct spawned s;
     struct serve_options o;
@@ -553,7 +566,8 @@ static void test_serve_protocol_document(void) {
             do assert_true(peer_recv(&p, &o)); /* `done` is not shown: its timings differ */
             while (strstr(p.text, "\"done\""));
             if (p.n_message != want.n || memcmp(p.in.data, want.data, want.n) != 0) {
-                for (size_t i = 0; i < p.n_message; i++) print_error("%02x ", (unsigned char)p.in.data[i]);
+                for (size_t i = 0; i < p.n_message; i++)
+                    print_error("%02x ", (unsigned char)p.in.data[i]);
                 fail_msg("\n%sgot %s", line, p.text);
             }
             n_dumps++;

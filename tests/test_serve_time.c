@@ -72,7 +72,8 @@ static void test_serve_idle_timeout(void) {
     spawned_stop(&s);
 }
 
-/* A client that takes nothing is closed and its requests end; one that only begins a message, too. */
+/* A client that takes nothing is closed and its requests end; one that only begins a message, too.
+ */
 static void test_serve_stall(void) {
     struct spawned s;
     struct serve_options o;
@@ -105,8 +106,8 @@ static void test_serve_stall(void) {
 
 /* ---- Drain ---- */
 
-/* SIGTERM in the middle: the stream goes to its end, new requests are refused, new connections too, the idle
- * client is let go, the file disappears, exit 0. */
+/* SIGTERM in the middle: the stream goes to its end, new requests are refused, new connections too,
+ * the idle client is let go, the file disappears, exit 0. */
 static void test_serve_drain_finishes(void) {
     struct spawned s;
     struct serve_options o;
@@ -190,7 +191,8 @@ static void test_serve_drain_method(void) {
     spawn_server(&s, &o, 2000, 1);
     peer_open_tcp(&tcp, s.tcp_port);
     peer_send(&tcp, "[0,1,'drain',[]]");
-    peer_expect(&tcp, "[1, 1, [9, \"drain needs the Unix socket or a connection with a token\", %], nil]");
+    peer_expect(
+        &tcp, "[1, 1, [9, \"drain needs the Unix socket or a connection with a token\", %], nil]");
     peer_open(&p, &s);
     peer_send(&p, "[0,1,'generate',['abc',{'max_tokens':20}]]");
     assert_true(peer_recv(&p, &m));
@@ -331,8 +333,12 @@ static void test_serve_token(void) {
     o.hello_timeout_ms = 400;
     spawn_server(&s, &o, 1000, 1);
     static const char *const wrong[] = {
-        "[0,1,'generate',['a']]", "[0,1,'stats',[]]", "[0,1,'xyz',[]]", "[0,1,'hello',[]]",
-        "[0,1,'hello',[{'token':'secreT'}]]", "[0,1,'hello',[{'token':'secret1'}]]",
+        "[0,1,'generate',['a']]",
+        "[0,1,'stats',[]]",
+        "[0,1,'xyz',[]]",
+        "[0,1,'hello',[]]",
+        "[0,1,'hello',[{'token':'secreT'}]]",
+        "[0,1,'hello',[{'token':'secret1'}]]",
         "[0,1,'hello',[{'token':''}]]",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -346,7 +352,8 @@ static void test_serve_token(void) {
     peer_expect_closed(&p, 2000); /* silent: the hello time-out */
     peer_close(&p);
     peer_open_tcp(&p, s.tcp_port);
-    peer_send(&p, "[0,1,'hello',[{'token':'secret'}]] [0,2,'generate',['ab',{'max_tokens':2,'stream':false}]]");
+    peer_send(&p, "[0,1,'hello',[{'token':'secret'}]] "
+                  "[0,2,'generate',['ab',{'max_tokens':2,'stream':false}]]");
     peer_expect(&p, "[1, 1, nil, {%}]");
     peer_expect(&p, "[1, 2, nil, {\"text\"=>\"ab\"%}]");
     assert_int_equal(peer_stat(&p, "unauthorised"), 7);
@@ -389,9 +396,11 @@ static void test_serve_metrics(void) {
         "vllm:kv_cache_usage_perc{model_name=\"fake \\\"model\\\"\"} 0.0244140625\n",
         "vllm:prompt_tokens_total{model_name=\"fake \\\"model\\\"\"} 2\n",
         "vllm:generation_tokens_total{model_name=\"fake \\\"model\\\"\"} 7\n",
-        "vllm:request_success_total{model_name=\"fake \\\"model\\\"\",finished_reason=\"length\"} 1\n",
+        "vllm:request_success_total{model_name=\"fake \\\"model\\\"\",finished_reason=\"length\"} "
+        "1\n",
         "vllm:time_to_first_token_seconds_bucket{model_name=\"fake \\\"model\\\"\",le=\"0.1\"} 0\n",
-        "vllm:time_to_first_token_seconds_bucket{model_name=\"fake \\\"model\\\"\",le=\"+Inf\"} 0\n",
+        "vllm:time_to_first_token_seconds_bucket{model_name=\"fake \\\"model\\\"\",le=\"+Inf\"} "
+        "0\n",
         "# TYPE vllm:inter_token_latency_seconds histogram\n",
         "vllm:e2e_request_latency_seconds_count{",
         "vllm:prefix_cache_queries_total{",
