@@ -38,21 +38,24 @@ static const char *find(struct template t, const char *mark) {
     return memmem(t.s, t.n, mark, strlen(mark));
 }
 
+/* Does the template hold this text? */
 static bool has(struct template t, const char *mark) { return find(t, mark) != NULL; }
 
 /* The default system message in a ChatML template: the literal text between its "system" line and its
- * end mark. `*found` says whether there is such a literal at all. */
+ * end mark. The line's end is an escape or a real newline. */
 static struct chat_span default_system(struct template t, bool *found) {
-    static const char opening[] = "<|im_start|>system\\n";
+    static const char opening[] = "<|im_start|>system";
     struct template rest = t;
     const char *at;
     *found = false;
     while ((at = find(rest, opening)) != NULL) {
         const char *begin = at + sizeof opening - 1;
         rest = (struct template){begin, (size_t)(t.s + t.n - begin)};
+        size_t newline = rest.n && *begin == '\n' ? 1 : rest.n > 1 && !memcmp(begin, "\\n", 2) ? 2 : 0;
+        begin += newline;
         const char *end = find(rest, "<|im_end|>");
         /* A quote right behind means that the message's own content follows. */
-        if (!end || rest.n == 0 || *begin == '\'' || *begin == '"') continue;
+        if (!newline || !end || begin >= end || *begin == '\'' || *begin == '"') continue;
         *found = true;
         return (struct chat_span){begin, (size_t)(end - begin)};
     }
@@ -69,7 +72,8 @@ static const char *detect_chatml(struct template t, const char **why) {
     }
     if (has(t, "## Metadata") && has(t, "Reasoning Mode: "))
         return has(t, "Today Date: ") ? "smollm3" : "smollm3-undated";
-    if (has(t, "enable_thinking") && has(t, "reasoning_content") && has(t, "last_query_index"))
+    if (has(t, "enable_thinking") && has(t, "reasoning_content") && has(t, "last_query_index") &&
+        has(t, "multi_step_tool") && !has(t, "bos_token"))
         return "qwen3";
     if (has(t, "<think>")) {
         *why = "<think> in a form that no known family has";
@@ -108,22 +112,29 @@ static const char *detect_inst(struct template t, const char **why) {
     return NULL;
 }
 
+static const char *detect_llama3(struct template t, const char **why) {
+    static const char *const foreign[] = {"functools", ">>>", "<function=", "<think>", "recipient"};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        if (!has(t, foreign[i])) continue;
+        *why = foreign[i];
+        return NULL;
+    }
+    if (has(t, "Cutting Knowledge Date: December 2023\\n\" }}") && has(t, "26 Jul 2024")) return "llama3.1";
+    if (has(t, "message['content'] | trim + '<|eot_id|>'") && !has(t, "tools")) return "llama3";
+    *why = "<|start_header_id|> in a form that no known family has";
+    return NULL;
+}
+
 int chat_family_detect(const struct chat_family **out, const char *template_text, size_t n,
                        struct err *e) {
     struct template t = {template_text, n};
     const char *name = NULL, *why = "no known mark";
-    if (has(t, "<|im_start|>")) {
+    if (has(t, "<|im_start|>"))
         name = detect_chatml(t, &why);
-    } else if (has(t, "[INST]")) {
+    else if (has(t, "[INST]"))
         name = detect_inst(t, &why);
-    } else if (has(t, "<|start_header_id|>") && has(t, "<|end_header_id|>") && has(t, "<|eot_id|>")) {
-        name = has(t, "Cutting Knowledge Date") ? "llama3.1" : "llama3";
-        /* Derived models differ in what they write by themselves. */
-        if (has(t, "<think>") || has(t, "functions.") || has(t, ">>>")) {
-            why = "<|start_header_id|> in a form that no known family has";
-            name = NULL;
-        }
-    }
+    else if (has(t, "<|start_header_id|>") && has(t, "<|end_header_id|>") && has(t, "<|eot_id|>"))
+        name = detect_llama3(t, &why);
     if (name) return chat_family_find(out, name, e);
     char names[500];
     known_names(names, sizeof names);

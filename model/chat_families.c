@@ -56,8 +56,10 @@ static void render_chatml(struct chat_writer *w, const struct chat_message *m, s
     if (w->family->bos) chat_bos(w);
     if (w->family->default_system && !chat_role_is(m, "system"))
         chatml_message(w, "system", literal(w->family->default_system));
+    /* Templates without a default system message differ in what they do with a tool's answer. */
+    bool tool = w->family->default_system != NULL;
     for (size_t i = 0; i < n; i++)
-        if (known_role(w, &m[i], i, true)) chatml_message(w, m[i].role, chat_content(&m[i]));
+        if (known_role(w, &m[i], i, tool)) chatml_message(w, m[i].role, chat_content(&m[i]));
     if (open) chatml_open(w, "assistant");
 }
 

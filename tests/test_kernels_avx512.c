@@ -1,7 +1,7 @@
-/* Goal: the AVX-512 products give the bits of formats.h's law (the plain table's), AMX's products lie within
- * bf16's rounding of sums in double and closer to them than 8-bit activations do, and a row's bits depend
- * on nothing but the row. Method: random weights of every type in file layout, ragged shapes, inner tables
- * called directly, threads' shares one after the other. */
+/* Goal: the AVX-512 products give the bits of formats.h's law (the plain table's), AMX's products
+ * lie within bf16's rounding of sums in double and closer to them than 8-bit activations do, and a
+ * row's bits depend on nothing but the row. Method: random weights of every type in file layout,
+ * ragged shapes, inner tables called directly, threads' shares one after the other. */
 
 #include <math.h>
 #include <stdio.h>
@@ -110,7 +110,8 @@ static float *product(const struct cpu_matmul_isa *isa, bool amx, enum cpu_class
     for (size_t i = 0; i < (size_t)n * (size_t)stride; i++) out[i] = SENTINEL;
     void *scratch = zeroed(1 << 20);
     for (int i = 0; i < n_threads; i++)
-        isa->matmul(&c, cls, n, &m->w, act, (float *)(void *)out, stride, OFFSET, scratch, i, n_threads);
+        isa->matmul(&c, cls, n, &m->w, act, (float *)(void *)out, stride, OFFSET, scratch, i,
+                    n_threads);
     float *packed = zeroed((size_t)n * (size_t)m->w.rows * 4);
     for (int r = 0; r < n; r++) {
         for (int i = 0; i < stride; i++)
@@ -127,14 +128,17 @@ static float *random_rows(int n, int cols) {
     float *x = zeroed((size_t)n * (size_t)cols * 4);
     for (int r = 0; r < n; r++) {
         float scale = ldexpf(1, (int)(random_bits() % 9) - 4);
-        for (int i = 0; i < cols; i++) x[(size_t)r * (size_t)cols + (size_t)i] = random_normal() * scale;
+        for (int i = 0; i < cols; i++)
+            x[(size_t)r * (size_t)cols + (size_t)i] = random_normal() * scale;
     }
     return x;
 }
 
 static int cols_of(enum kern_dtype t, int i) {
     static const int floats[] = {1, 33, 96, 575}, small[] = {32, 96, 576, 1536};
-    return kern_dtype_block(t) == 256 ? 256 * (i + 1) : cpu_format_is_float(t) ? floats[i] : small[i];
+    return kern_dtype_block(t) == 256 ? 256 * (i + 1)
+           : cpu_format_is_float(t)   ? floats[i]
+                                      : small[i];
 }
 
 static const int shapes_rows[] = {1, 15, 48, 77};
@@ -158,8 +162,8 @@ static void test_avx512_is_the_law(void) {
                     bool nan = isnan(want[i]) && isnan(got[i]) && isnan(prompt[i]);
                     if (!nan && (memcmp(&got[i], &want[i], 4) || memcmp(&prompt[i], &want[i], 4)))
                         fail_msg("%s %dx%d, %d rows, output %d: %.9g, prompt %.9g, law %.9g",
-                                 kern_dtype_name((enum kern_dtype)t), rows, cols, n, i, (double)got[i],
-                                 (double)prompt[i], (double)want[i]);
+                                 kern_dtype_name((enum kern_dtype)t), rows, cols, n, i,
+                                 (double)got[i], (double)prompt[i], (double)want[i]);
                 }
                 free(x), free(got), free(want), free(prompt);
             }
@@ -191,8 +195,8 @@ static void test_amx_against_double(void) {
                         magnitude += fabs(p);
                     }
                     size_t at = (size_t)r * (size_t)rows + (size_t)i;
-                    /* Two factors rounded to 8 bits: 2^-8 each, and their product 2^-16; sums of up to
-                     * 2,048 in f32: some 2^-14. */
+                    /* Two factors rounded to 8 bits: 2^-8 each, and their product 2^-16; sums of up
+                     * to 2,048 in f32: some 2^-14. */
                     double bound = t == KERN_F32 ? 0x1p-13 : 0x1p-7 + 0x1p-13;
                     assert_near(bf16[at], sum, magnitude * bound + 1e-30);
                     int8_square += (int8[at] - sum) * (int8[at] - sum);
@@ -208,7 +212,8 @@ static void test_amx_against_double(void) {
     }
 }
 
-/* Row r of 64 has the same bits in a call of any n > r rows by any threads, and at any other place. */
+/* Row r of 64 has the same bits in a call of any n > r rows by any threads, and at any other place.
+ */
 static void invariance(bool amx, enum cpu_class cls) {
     enum { ROWS = 77, N = 64 };
     const struct cpu_matmul_isa *isa = &cpu_matmul_avx512;
@@ -225,8 +230,8 @@ static void invariance(bool amx, enum cpu_class cls) {
             free(got);
             int shift = (int)(random_bits() % N); /* row r moves to (r + shift) % n */
             for (int r = 0; r < n; r++)
-                memcpy(moved + (size_t)((r + shift) % n) * (size_t)cols, x + (size_t)r * (size_t)cols,
-                       (size_t)cols * 4);
+                memcpy(moved + (size_t)((r + shift) % n) * (size_t)cols,
+                       x + (size_t)r * (size_t)cols, (size_t)cols * 4);
             got = product(isa, amx, cls, &m, moved, n, 3);
             for (int r = 0; r < n; r++)
                 assert_memory_equal(got + (r + shift) % n * ROWS, want + r * ROWS, ROWS * 4);
@@ -263,11 +268,21 @@ static void test_embedding_rows(void) {
 }
 
 #else
-static void test_avx512_is_the_law(void) { test_skip("not an x86-64 machine"); }
-static void test_amx_against_double(void) { test_skip("not an x86-64 machine"); }
-static void test_avx512_rows(void) { test_skip("not an x86-64 machine"); }
-static void test_amx_rows(void) { test_skip("not an x86-64 machine"); }
-static void test_embedding_rows(void) { test_skip("not an x86-64 machine"); }
+static void test_avx512_is_the_law(void) {
+    test_skip("not an x86-64 machine");
+}
+static void test_amx_against_double(void) {
+    test_skip("not an x86-64 machine");
+}
+static void test_avx512_rows(void) {
+    test_skip("not an x86-64 machine");
+}
+static void test_amx_rows(void) {
+    test_skip("not an x86-64 machine");
+}
+static void test_embedding_rows(void) {
+    test_skip("not an x86-64 machine");
+}
 #endif
 
 const struct test tests[] = {

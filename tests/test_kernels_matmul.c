@@ -479,6 +479,77 @@ static void test_matmul_zero_nan_inf_denormal(void) {
         }
 }
 
+/* ---- Packing with the arithmetic before it --------------------------------------------------- */
+
+/* One product of 5 generated and 4 prompt rows, packed by `how`: 0 norm_pack, 1 pack of its `normed`, 2
+ * gate_pack. x is [9][cols], gate_up [9][2 cols]. */
+enum { PACK_N = 9, PACK_ROWS = 24, PACK_COLS = 96 };
+static void packed_product(struct rig *g, int how, float *x, const float *delta, const float *weight,
+                           const float *gate_up, float *normed, float *out) {
+    struct kern_rows rows = {5, 4};
+    const struct kern_ops *ops = g->k->ops;
+    size_t bytes = ops->act_bytes(g->k, rows, PACK_COLS);
+    struct kern_act act = {aligned_alloc(64, (bytes + 63) / 64 * 64), bytes};
+    assert_non_null(act.data);
+    if (how == 0) ops->norm_pack(g->k, rows, PACK_COLS, x, delta, weight, 1e-5f, act, normed);
+    else if (how == 1) ops->pack(g->k, rows, PACK_COLS, normed, act);
+    else ops->gate_pack(g->k, rows, PACK_COLS, gate_up, act);
+    assert_int_equal(ops->matmul(g->k, rows, &g->w, act, out, PACK_ROWS, 0), 0);
+    free(act.data);
+}
+
+/* x + delta in place, RMSNorm against doubles (16 partial sums of f32: 100 terms of 2^-24), the packed form
+ * equal to packing what was returned, silu(gate) * up through an identity matrix, one and three threads
+ * alike. */
+static void test_matmul_norm_and_gate_pack(void) {
+    float *delta = make_rows(PACK_N, PACK_COLS, 71), *weight = make_rows(1, PACK_COLS, 72);
+    float *gate_up = make_rows(PACK_N, 2 * PACK_COLS, 73), *x0 = make_rows(PACK_N, PACK_COLS, 70);
+    float eye[PACK_ROWS * PACK_COLS] = {0};
+    for (int i = 0; i < PACK_ROWS; i++) eye[i * PACK_COLS + 4 * i] = 1;
+    for (int s = -1; s < N_FAST; s++) {
+        float x[PACK_N * PACK_COLS], normed[PACK_N * PACK_COLS];
+        float out[3][PACK_N * PACK_ROWS], first[2][PACK_N * PACK_ROWS];
+        for (int threads = 1; threads <= 3; threads += 2) {
+            struct rig g;
+            if (!rig_open(&g, s < 0 ? "reference" : fast_isas[s], threads)) break;
+            rig_weight(&g, KERN_F32, PACK_ROWS, PACK_COLS, eye);
+            memcpy(x, x0, sizeof x);
+            packed_product(&g, 0, x, delta, weight, NULL, normed, out[0]);
+            for (int r = 0; r < PACK_N; r++) {
+                double sum = 0;
+                for (int k = r * PACK_COLS; k < (r + 1) * PACK_COLS; k++) {
+                    assert_true(x[k] == x0[k] + delta[k]);
+                    sum += (double)x[k] * (double)x[k];
+                }
+                double scale = 1 / sqrt(sum / PACK_COLS + 1e-5);
+                for (int k = 0; k < PACK_COLS; k++) {
+                    double want = (double)x[r * PACK_COLS + k] * scale * (double)weight[k];
+                    assert_near(normed[r * PACK_COLS + k], want, fabs(want) * 1e-5 + 1e-9);
+                }
+            }
+            packed_product(&g, 1, NULL, NULL, NULL, NULL, normed, out[1]);
+            assert_memory_equal(out[0], out[1], sizeof out[0]);
+            packed_product(&g, 2, NULL, NULL, NULL, gate_up, NULL, out[2]);
+            for (int r = 0; r < PACK_N; r++)
+                for (int i = 0; i < PACK_ROWS; i++) {
+                    const float *in = gate_up + r * 2 * PACK_COLS + 4 * i;
+                    double gate = (double)in[0], want = gate / (1 + exp(-gate)) * (double)in[PACK_COLS];
+                    /* AMX has 8 bits for a product's operand. */
+                    assert_near(out[2][r * PACK_ROWS + i], want, fabs(want) * 0x1p-8 + 1e-6);
+                }
+            if (threads == 1) memcpy(first[0], out[0], sizeof out[0]);
+            if (threads == 1) memcpy(first[1], out[2], sizeof out[2]);
+            assert_memory_equal(first[0], out[0], sizeof out[0]);
+            assert_memory_equal(first[1], out[2], sizeof out[2]);
+            rig_close(&g);
+        }
+    }
+    free(delta);
+    free(weight);
+    free(gate_up);
+    free(x0);
+}
+
 /* ---- The context ---------------------------------------------------------------------------- */
 
 static void test_matmul_open_and_memory(void) {
@@ -534,6 +605,7 @@ const struct test tests[] = {
     {"matmul_extremes_do_not_saturate", TEST_QUICK, 20000, test_matmul_extremes_do_not_saturate},
     {"matmul_row_bits_depend_on_row_only", TEST_QUICK, 120000, test_matmul_row_bits_depend_on_row_only},
     {"matmul_zero_nan_inf_denormal", TEST_QUICK, 20000, test_matmul_zero_nan_inf_denormal},
+    {"matmul_norm_and_gate_pack", TEST_QUICK, 10000, test_matmul_norm_and_gate_pack},
     {"matmul_open_and_memory", TEST_QUICK, 10000, test_matmul_open_and_memory},
     {0},
 };

@@ -25,7 +25,8 @@ struct work {
     float *page;        /* [hd][64] or [64][dim]: a page in f32 */
     float *stack;       /* unreduced nodes, [depth][n_q] slots */
     float *mass;        /* [n_q][capacity][2] */
-    uint64_t (*seen)[ATTN_ENTRIES]; /* [n_rows] */
+    struct attn_sight *sight;
+    void *amx;
     uint64_t kv_bytes;
 };
 
@@ -43,7 +44,8 @@ static void carve(struct work *w, const struct attn_job *j, const struct attn_ti
         .page = (float *)(void *)(p + at.page),
         .stack = (float *)(void *)(p + at.stack),
         .mass = (float *)(void *)(p + at.mass),
-        .seen = (uint64_t(*)[ATTN_ENTRIES])(void *)(p + at.seen),
+        .sight = (struct attn_sight *)(void *)(p + at.sight),
+        .amx = p + at.amx,
     };
 }
 
@@ -249,7 +251,7 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
     const struct attn_job *j = w->job;
     const uint8_t *v = attn_page(j, w->tile, entry, true);
     enum kern_dtype t = j->kv->dtype;
-    int width = w->hd, n_tokens = KERN_BLOCK - __builtin_clzll(any), group = j->group;
+    int width = w->hd, n_tokens = attn_n_tokens(any), group = j->group;
     size_t stride = (size_t)j->slot_floats;
     w->kv_bytes += (size_t)n_tokens * (size_t)w->hd * attn_kv_bytes(t);
     if (w->hd != w->dim || (w->n_q > QT && t != KERN_F32)) {
@@ -263,7 +265,7 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
         return;
     }
     for (int r = 0; r < w->tile->n_rows; r++) {
-        uint64_t left = w->seen[r][entry % ATTN_ENTRIES];
+        uint64_t left = w->sight->row[r][entry % ATTN_ENTRIES];
         while (left) {
             int t0 = __builtin_ctzll(left), t1 = t0;
             while (t1 < KERN_BLOCK && left >> t1 & 1) left &= ~((uint64_t)1 << t1++);
@@ -300,44 +302,34 @@ static void leaf(struct work *w, int idx, float *slot) {
     const struct attn_tile *t = w->tile;
     size_t es = attn_kv_bytes(j->kv->dtype), stride = (size_t)j->slot_floats;
     size_t k_row = KERN_BLOCK * es, v_row = (size_t)w->hd * es;
-    int e0 = idx * ATTN_ENTRIES, e1 = e0 + ATTN_ENTRIES;
-    if (e1 > t->n_entries) e1 = t->n_entries;
-    uint64_t any[ATTN_ENTRIES] = {0}, all[ATTN_ENTRIES], row_any[ATTN_MAX_Q] = {0};
-    for (int e = e0; e < e1; e++) {
-        all[e - e0] = ~(uint64_t)0;
-        for (int r = 0; r < t->n_rows; r++) {
-            uint64_t seen = attn_visible(j, t, t->row + r, e);
-            w->seen[r][e - e0] = seen;
-            any[e - e0] |= seen;
-            all[e - e0] &= seen;
-            row_any[r] |= seen;
-        }
-    }
+    attn_look(j, t, idx, w->sight);
+    const struct attn_sight *see = w->sight;
+    int e0 = see->e0, e1 = see->e1;
     int n_cols = (e1 - e0) * KERN_BLOCK;
     for (int e = e0; e < e1; e++) {
         float *score = w->score + (e - e0) * KERN_BLOCK;
-        if (any[e - e0]) {
+        if (see->any[e - e0]) {
             bool last = e + 1 == e1;
             score_page(w, w->n_q, attn_page(j, t, e, false), score,
                        attn_page(j, t, last ? e0 : e + 1, last), last ? v_row : k_row);
             w->kv_bytes += k_row * (size_t)w->hd;
         }
-        if (all[e - e0] == ~(uint64_t)0) continue;
+        if (see->all[e - e0] == ~(uint64_t)0) continue;
         for (int q = 0; q < w->n_q; q++)
-            mask_page(score + (size_t)q * KERN_LEAF, w->seen[q / j->group][e - e0]);
+            mask_page(score + (size_t)q * KERN_LEAF, see->row[q / j->group][e - e0]);
     }
     for (int q = 0; q < w->n_q; q++) {
         float *s = slot + (size_t)q * stride;
         memset(s, 0, stride * sizeof *s);
         s[w->dim] = -INFINITY;
-        if (row_any[q / j->group])
+        if (see->row_any[q / j->group])
             softmax_leaf(w->score + (size_t)q * KERN_LEAF, n_cols, &s[w->dim], &s[w->dim + 1]);
     }
     for (int e = e0; e < e1; e++) {
-        if (!any[e - e0]) continue;
+        if (!see->any[e - e0]) continue;
         bool more = e + 1 < t->n_entries;
         const uint8_t *next = more ? attn_page(j, t, e + 1, e + 1 < e1) : NULL;
-        value_page(w, e, any[e - e0], all[e - e0], w->score + (e - e0) * KERN_BLOCK, slot, next,
+        value_page(w, e, see->any[e - e0], see->all[e - e0], w->score + (e - e0) * KERN_BLOCK, slot, next,
                    e + 1 < e1 ? v_row : k_row);
     }
 }
@@ -370,16 +362,30 @@ static void load_queries(struct work *w, int first_row, int n_rows) {
     }
 }
 
-static void item(struct attn_job *j, const struct attn_tile *t, int node, void *scratch) {
-#if defined(CPU_ATTN_AMX)
-    if (t->prompt && j->ctx->amx && j->kv->dtype != KERN_F32 && j->kv->head_dim % 32 == 0) {
-        attn_item_amx(j, t, node, scratch);
-        return;
-    }
+/* Only the AVX-512 table of a context with AMX gets here. */
+static void load_queries_amx(struct work *w) {
+#if defined(__AVX512F__)
+    attn_amx_queries(w->job, w->tile, w->amx);
+#else
+    (void)w;
 #endif
+}
+
+static void leaf_amx(struct work *w, int idx, float *slot) {
+#if defined(__AVX512F__)
+    attn_look(w->job, w->tile, idx, w->sight);
+    w->kv_bytes += attn_amx_leaf(w->job, w->tile, w->sight, w->amx, slot);
+#else
+    (void)w, (void)idx, (void)slot;
+#endif
+}
+
+static void item(struct attn_job *j, const struct attn_tile *t, int node, void *scratch) {
     struct work w;
     carve(&w, j, t, scratch);
-    load_queries(&w, t->row, t->n_rows);
+    bool amx = attn_uses_amx(j->ctx, j->kv->dtype, t->prompt);
+    if (amx) load_queries_amx(&w);
+    else load_queries(&w, t->row, t->n_rows);
     size_t n_q = (size_t)w.n_q, stride = (size_t)j->slot_floats;
     int n_leaves = attn_n_leaves(t->n_entries);
     int64_t begin = (int64_t)node << j->level, end = begin + ((int64_t)1 << j->level);
@@ -393,7 +399,8 @@ static void item(struct attn_job *j, const struct attn_tile *t, int node, void *
     /* A binary counter of unreduced nodes: equal levels merge at once, the rest from the right. */
     for (int64_t i = begin; i < end; i++) {
         at[depth] = depth ? w.stack + (size_t)(depth - 1) * n_q * stride : bottom;
-        leaf(&w, (int)i, at[depth]);
+        if (amx) leaf_amx(&w, (int)i, at[depth]);
+        else leaf(&w, (int)i, at[depth]);
         level[depth++] = 0;
         for (; depth > 1 && level[depth - 1] == level[depth - 2]; depth--) {
             reduce(w.dim, n_q, stride, at[depth - 2], at[depth - 1]);

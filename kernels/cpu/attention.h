@@ -30,7 +30,9 @@
 enum {
     ATTN_GEN_Q = 48,    /* queries of a tile of generated rows (more where one row has more heads) */
     ATTN_PROMPT_Q = 64, /* of prompt rows */
-    ATTN_MAX_Q = 64,
+    ATTN_AMX_Q = 192,   /* of prompt rows on AMX */
+    ATTN_MAX_Q = 192,
+    ATTN_AMX_GROUP = 32, /* queries that AMX multiplies at a time */
     ATTN_ENTRIES = KERN_LEAF / KERN_BLOCK, /* list entries of a leaf */
     ATTN_MAX_DEPTH = 32,                   /* unreduced nodes that an item may hold */
     ATTN_ITEMS_PER_THREAD = 8,
@@ -105,6 +107,35 @@ static inline uint64_t attn_visible(const struct attn_job *j, const struct attn_
     return seen;
 }
 
+/* What the rows of a tile see of a leaf. */
+struct attn_sight {
+    int e0, e1;                                  /* its entries */
+    uint64_t any[ATTN_ENTRIES], all[ATTN_ENTRIES]; /* tokens that some row and every row sees */
+    uint64_t row[ATTN_MAX_Q][ATTN_ENTRIES];
+    bool row_any[ATTN_MAX_Q];
+};
+
+static inline void attn_look(const struct attn_job *j, const struct attn_tile *t, int leaf,
+                             struct attn_sight *s) {
+    s->e0 = leaf * ATTN_ENTRIES;
+    s->e1 = s->e0 + ATTN_ENTRIES < t->n_entries ? s->e0 + ATTN_ENTRIES : t->n_entries;
+    for (int r = 0; r < t->n_rows; r++) s->row_any[r] = false;
+    for (int e = 0; e < s->e1 - s->e0; e++) {
+        s->any[e] = 0;
+        s->all[e] = ~(uint64_t)0;
+        for (int r = 0; r < t->n_rows; r++) {
+            uint64_t seen = attn_visible(j, t, t->row + r, s->e0 + e);
+            s->row[r][e] = seen;
+            s->row_any[r] |= seen != 0;
+            s->any[e] |= seen;
+            s->all[e] &= seen;
+        }
+    }
+}
+
+/* Tokens of a page up to the last one in `any` (not 0). */
+static inline int attn_n_tokens(uint64_t any) { return KERN_BLOCK - __builtin_clzll(any); }
+
 static inline float *attn_slots(const struct attn_job *j, const struct attn_tile *t, int node) {
     size_t n_q = (size_t)t->n_rows * (size_t)j->group;
     return j->slots + (t->slot + (size_t)node * n_q) * (size_t)j->slot_floats;
@@ -120,14 +151,23 @@ static inline void attn_mass_max(float *at, float mass) {
                                                       __ATOMIC_RELAXED)) {}
 }
 
+/* Scratch of attention_amx.c: packed queries, keys and values of a leaf, scores, weights, outputs. */
+enum { ATTN_AMX_S = KERN_LEAF + 16, ATTN_AMX_P = KERN_LEAF + 32 }; /* strides that spread over cache sets */
+static inline size_t attn_amx_bytes(int head_dim) {
+    size_t kdim = align_up((size_t)head_dim, 32), dim = align_up((size_t)head_dim, 16);
+    return (ATTN_AMX_Q + ATTN_AMX_GROUP) * kdim * 2 + KERN_LEAF * kdim * 2 + KERN_LEAF * dim * 2 +
+           ATTN_AMX_GROUP * (ATTN_AMX_S * 4 + ATTN_AMX_P * 2 + dim * 4);
+}
+
 /* Offsets in a thread's scratch, and its bytes. */
 struct attn_layout {
     size_t q;     /* f32 [ATTN_MAX_Q][dim] */
     size_t score; /* f32 [ATTN_MAX_Q][KERN_LEAF] */
     size_t page;  /* f32 [64][dim] */
-    size_t seen;  /* u64 [ATTN_MAX_Q][ATTN_ENTRIES] */
+    size_t sight; /* struct attn_sight */
     size_t stack; /* slots [depth][ATTN_MAX_Q]: one level a power of two of leaves */
     size_t mass;  /* f32 [group][list_capacity][2] */
+    size_t amx;   /* attention_amx.c's */
     size_t bytes;
 };
 
@@ -137,14 +177,23 @@ static inline struct attn_layout attn_layout(int head_dim, int list_capacity) {
     struct attn_layout at = {0};
     at.score = align_up(ATTN_MAX_Q * dim * f, 64);
     at.page = at.score + ATTN_MAX_Q * KERN_LEAF * f;
-    at.seen = at.page + KERN_BLOCK * dim * f;
-    at.stack = at.seen + ATTN_MAX_Q * ATTN_ENTRIES * sizeof(uint64_t);
+    at.sight = at.page + KERN_BLOCK * dim * f;
+    at.stack = at.sight + align_up(sizeof(struct attn_sight), 64);
     at.mass = at.stack + depth * ATTN_MAX_Q * (dim + 16) * f;
-    at.bytes = at.mass + align_up(KERN_MAX_GROUP * (size_t)list_capacity * 2 * f, 64);
+    at.amx = at.mass + align_up(KERN_MAX_GROUP * (size_t)list_capacity * 2 * f, 64);
+    at.bytes = at.amx + attn_amx_bytes(head_dim);
     return at;
 }
 
-/* Prompt tiles by AMX bf16 tiles (attention_amx.c). */
-void attn_item_amx(struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
+/* Prompt rows go by AMX bf16 tiles where the machine has them. */
+static inline bool attn_uses_amx(const struct cpu_ctx *c, enum kern_dtype t, bool prompt) {
+    return prompt && c->amx && t != KERN_F32;
+}
+
+/* Of an item of a prompt tile: pack its queries once, then leaves to slots. attn_amx_leaf returns the bytes of K and
+ * V read. */
+void attn_amx_queries(const struct attn_job *job, const struct attn_tile *tile, void *amx_scratch);
+uint64_t attn_amx_leaf(const struct attn_job *job, const struct attn_tile *tile,
+                       struct attn_sight *sight, void *amx_scratch, float *slot);
 
 #endif

@@ -1,14 +1,14 @@
 #include "kernels/cpu/cpu.h"
 
-/* Products of prompt rows by AMX: bf16 activations and weights, f32 sums in tiles over the whole K in
- * order. More exact than the 8-bit activations of generated rows, and some six times their rate.
+/* Products of prompt rows by AMX: bf16 activations and weights, f32 sums in tiles over the whole K
+ * in order. More exact than the 8-bit activations of generated rows, and some six times their rate.
  *
- * Activations: [row tiles of 16][units][16 rows][32] bf16, a KiB a tile; rows behind the last one hold
- * whatever they held, a tile's rows do not mix. Weights: two panels (32 outputs) at a time become tiles of
- * 16 column pairs x 16 outputs in this thread's scratch, MM_AMX_SLAB units at most, and meet all row tiles
- * while they lie in the core's cache; 2 x 2 tiles of sums in registers. F16 weights lose three bits; F32
- * weights do not come here: their rows keep an f32 copy behind the tiles, written only where the model has
- * such weights.
+ * Activations: [row tiles of 16][units][16 rows][32] bf16, a KiB a tile; rows behind the last one
+ * hold whatever they held, a tile's rows do not mix. Weights: two panels (32 outputs) at a time
+ * become tiles of 16 column pairs x 16 outputs in this thread's scratch, MM_AMX_SLAB units at most,
+ * and meet all row tiles while they lie in the core's cache; 2 x 2 tiles of sums in registers. F16
+ * weights lose three bits; F32 weights do not come here: their rows keep an f32 copy behind the
+ * tiles, written only where the model has such weights.
  *
  * TDPBF16PS takes denormals as zero and rounds to nearest even. */
 
@@ -22,8 +22,8 @@ enum {
     SCRATCH_SUMS = SLAB * 2 * TILE_BYTES, /* behind them: 2 x 2 tiles of sums for ragged edges */
 };
 
-/* Eight full tiles: 0..3 sums, 4, 5 activations, 6, 7 weights. Loaded by an asm statement of our own: gcc
- * 12's intrinsic declares 8 bytes of it as read and the rest may be optimised away. */
+/* Eight full tiles: 0..3 sums, 4, 5 activations, 6, 7 weights. Loaded by an asm statement of our
+ * own: gcc 12's intrinsic declares 8 bytes of it as read and the rest may be optimised away. */
 struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes_a_row[16];
@@ -77,9 +77,9 @@ void cpu_mm_amx_act_row(void *act, int r, int n, int cols, const float *x, bool 
 
 /* Row of a tile: two columns of 16 outputs, side by side a lane. */
 MM_INLINE void store_pair(uint8_t *to, __m512 even, __m512 odd) {
-    const __m512i interleave = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
-        3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleave =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512i v = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
     _mm512_store_si512(to, _mm512_permutexvar_epi16(interleave, v));
 }
@@ -136,18 +136,35 @@ static void panel_tiles(const struct kern_weight *w, int panel_idx, int begin, i
         for (int u = begin; u < end; u++, tile += step) memset(tile, 0, TILE_BYTES);
         return;
     }
-    const uint8_t *panel = (const uint8_t *)w->data +
-                           (size_t)panel_idx * cpu_panel_bytes(w->dtype, w->cols, MM_PANEL);
+    const uint8_t *panel =
+        (const uint8_t *)w->data + (size_t)panel_idx * cpu_panel_bytes(w->dtype, w->cols, MM_PANEL);
     switch (w->dtype) {
-    case KERN_Q8_0: quant_tiles(KERN_Q8_0, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q4_0: quant_tiles(KERN_Q4_0, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q4_1: quant_tiles(KERN_Q4_1, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q5_0: quant_tiles(KERN_Q5_0, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q5_1: quant_tiles(KERN_Q5_1, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q4_K: quant_tiles(KERN_Q4_K, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q5_K: quant_tiles(KERN_Q5_K, panel, w->cols, begin, end, tile, step); return;
-    case KERN_Q6_K: quant_tiles(KERN_Q6_K, panel, w->cols, begin, end, tile, step); return;
-    default: break;
+    case KERN_Q8_0:
+        quant_tiles(KERN_Q8_0, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q4_0:
+        quant_tiles(KERN_Q4_0, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q4_1:
+        quant_tiles(KERN_Q4_1, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q5_0:
+        quant_tiles(KERN_Q5_0, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q5_1:
+        quant_tiles(KERN_Q5_1, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q4_K:
+        quant_tiles(KERN_Q4_K, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q5_K:
+        quant_tiles(KERN_Q5_K, panel, w->cols, begin, end, tile, step);
+        return;
+    case KERN_Q6_K:
+        quant_tiles(KERN_Q6_K, panel, w->cols, begin, end, tile, step);
+        return;
+    default:
+        break;
     }
     for (int u = begin; u < end; u++, tile += step)
         for (int i = 0; i < 16; i++)
@@ -157,11 +174,12 @@ static void panel_tiles(const struct kern_weight *w, int panel_idx, int begin, i
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* 32 x 32 sums at `sums` (+=, or = where first): activations of two row tiles, weights [units][2]. The
- * lines of the block that comes next are fetched meanwhile: outputs of many rows are larger than the core's
- * cache, and a store that misses waits (1.25 -> 1.17 ms for 512 rows of 3072 x 576). */
-static void block(int units, const uint8_t *a0, const uint8_t *a1, const uint8_t *weights, float *sums,
-                  const float *next, size_t stride, bool first) {
+/* 32 x 32 sums at `sums` (+=, or = where first): activations of two row tiles, weights [units][2].
+ * The lines of the block that comes next are fetched meanwhile: outputs of many rows are larger
+ * than the core's cache, and a store that misses waits (1.25 -> 1.17 ms for 512 rows of 3072 x
+ * 576). */
+static void block(int units, const uint8_t *a0, const uint8_t *a1, const uint8_t *weights,
+                  float *sums, const float *next, size_t stride, bool first) {
     size_t bytes = stride * sizeof *sums;
     float *lower = sums + TILE_ROWS * stride;
     const char *ahead = (const char *)next;
@@ -206,7 +224,8 @@ static void edge_block(int units, const uint8_t *a0, const uint8_t *a1, const ui
                        bool first) {
     size_t row_bytes = (size_t)n_outputs * sizeof *full;
     if (!first)
-        for (int r = 0; r < n_rows; r++) memcpy(full + r * 32, sums + (size_t)r * stride, row_bytes);
+        for (int r = 0; r < n_rows; r++)
+            memcpy(full + r * 32, sums + (size_t)r * stride, row_bytes);
     block(units, a0, a1, weights, full, full, 32, first);
     for (int r = 0; r < n_rows; r++) memcpy(sums + (size_t)r * stride, full + r * 32, row_bytes);
 }
@@ -228,8 +247,8 @@ static void pair_product(int n, const struct kern_weight *w, const uint8_t *act,
             float *sums = out + (size_t)rt * 32 * stride + (size_t)pair * 32;
             if (n_rows == 32 && n_outputs == 32)
                 block(last - slab, a0, a1, scratch, sums,
-                      rt + 1 < end ? sums + 32 * stride : out + (size_t)begin * 32 * stride +
-                                                              (size_t)(pair + 1) * 32,
+                      rt + 1 < end ? sums + 32 * stride
+                                   : out + (size_t)begin * 32 * stride + (size_t)(pair + 1) * 32,
                       stride, slab == 0);
             else
                 edge_block(last - slab, a0, a1, scratch, sums, stride, n_rows, n_outputs, full,

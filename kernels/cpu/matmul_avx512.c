@@ -1,19 +1,16 @@
 #include "kernels/cpu/cpu.h"
 
-/* Products on AVX-512 with VNNI: the table, packing of activations, and quantised weights against 8-bit
- * activations. The law of formats.h, so the bits are those of the plain and AVX2 tables.
+/* Products on AVX-512 with VNNI: the table, packing of activations, and quantised weights against
+ * 8-bit activations. The law of formats.h, so the bits are those of the plain and AVX2 tables.
  *
- * One row is bound by memory: a panel is read as two streams, prefetched ahead. Several rows share the
- * unpacked weights, up to 8 in registers: a row costs 8 VPDPBUSD, which take their activations from
- * memory (broadcast), and 3 or 4 float operations for 512 products. */
+ * One row is bound by memory: a panel is read as two streams, prefetched ahead. Several rows share
+ * the unpacked weights, up to 8 in registers: a row costs 8 VPDPBUSD, which take their activations
+ * from memory (broadcast), and 3 or 4 float operations for 512 products. */
 
 #if defined(__x86_64__)
 #include "kernels/cpu/matmul_avx512.h"
 
-enum {
-    PREFETCH_VALUES = 4096, /* bytes ahead */
-    PREFETCH_SCALES = 1024,
-};
+enum { AHEAD_BYTES = 8192 }; /* of values that are fetched before their turn */
 
 /* One panel against one group of rows. */
 struct panel_job {
@@ -23,15 +20,24 @@ struct panel_job {
     float *out; /* [rows][stride], 16 of `mask` */
     size_t stride;
     __mmask16 mask;
+    /* What to fetch meanwhile: some units ahead, after `ahead_left` of them in the next panel. */
+    const uint8_t *ahead_values, *ahead_scales;
+    int ahead_left;
+    size_t values_gap, scales_gap; /* from a plane's end to the next panel's plane */
 };
 
 MM_INLINE __m512i offset_start(enum kern_dtype t, const struct mm_act *a, int half) {
     switch (t) {
-    case KERN_Q8_0: return _mm512_set1_epi32(a->minus128);
-    case KERN_Q4_0: return _mm512_set1_epi32(a->minus8);
-    case KERN_Q5_0: return _mm512_set1_epi32(a->minus16);
-    case KERN_Q6_K: return _mm512_set1_epi32(a->minus32[half]);
-    default: return _mm512_setzero_si512();
+    case KERN_Q8_0:
+        return _mm512_set1_epi32(a->minus128);
+    case KERN_Q4_0:
+        return _mm512_set1_epi32(a->minus8);
+    case KERN_Q5_0:
+        return _mm512_set1_epi32(a->minus16);
+    case KERN_Q6_K:
+        return _mm512_set1_epi32(a->minus32[half]);
+    default:
+        return _mm512_setzero_si512();
     }
 }
 
@@ -48,14 +54,22 @@ MM_INLINE void quant_panel(enum kern_dtype t, int rows, const struct panel_job *
     const struct mm_act *act = j->act;
     const uint8_t *values = j->values;
     const bool has_min = t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K;
-    const int scale_bytes = t >= KERN_Q4_K ? 40 : mm_record_bytes(t);
+    const char *ahead_values = (const char *)j->ahead_values;
+    const char *ahead_scales = (const char *)j->ahead_scales;
+    int ahead_left = j->ahead_left;
     __m512 acc[MM_GROUP];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
     for (int u = 0; u < j->units; u++) {
         for (int i = 0; i < mm_value_bytes(t); i += 64)
-            _mm_prefetch((const char *)values + PREFETCH_VALUES + i, _MM_HINT_T0);
-        _mm_prefetch((const char *)j->scales + u * scale_bytes + PREFETCH_SCALES, _MM_HINT_T0);
+            _mm_prefetch(ahead_values + i, _MM_HINT_T0);
+        _mm_prefetch(ahead_scales, _MM_HINT_T0);
+        ahead_values += mm_value_bytes(t);
+        ahead_scales += mm_unit_scale_bytes(t);
+        if (--ahead_left == 0) {
+            ahead_values += j->values_gap;
+            ahead_scales += j->scales_gap;
+        }
         __m512i w[8];
         __m512 dw[2], mw;
         mm_load_values(t, values, w);
@@ -90,8 +104,9 @@ typedef void panel_fn(const struct panel_job *j);
         quant_panel(KERN_##type, rows, j);                                                         \
     }
 #define PANELS(type)                                                                               \
-    PANEL(type, 1) PANEL(type, 2) PANEL(type, 3) PANEL(type, 4)                                    \
-    PANEL(type, 5) PANEL(type, 6) PANEL(type, 7) PANEL(type, 8)
+    PANEL(type, 1)                                                                                 \
+    PANEL(type, 2) PANEL(type, 3) PANEL(type, 4) PANEL(type, 5) PANEL(type, 6) PANEL(type, 7)      \
+        PANEL(type, 8)
 PANELS(Q8_0)
 PANELS(Q4_0)
 PANELS(Q4_1)
@@ -102,8 +117,15 @@ PANELS(Q5_K)
 PANELS(Q6_K)
 
 #define PANEL_ROW(type)                                                                            \
-    [KERN_##type] = {NULL, panel_##type##_1, panel_##type##_2, panel_##type##_3, panel_##type##_4, \
-                     panel_##type##_5, panel_##type##_6, panel_##type##_7, panel_##type##_8}
+    [KERN_##type] = {NULL,                                                                         \
+                     panel_##type##_1,                                                             \
+                     panel_##type##_2,                                                             \
+                     panel_##type##_3,                                                             \
+                     panel_##type##_4,                                                             \
+                     panel_##type##_5,                                                             \
+                     panel_##type##_6,                                                             \
+                     panel_##type##_7,                                                             \
+                     panel_##type##_8}
 static panel_fn *const panel_fns[KERN_N_DTYPES][MM_GROUP + 1] = {
     PANEL_ROW(Q8_0), PANEL_ROW(Q4_0), PANEL_ROW(Q4_1), PANEL_ROW(Q5_0),
     PANEL_ROW(Q5_1), PANEL_ROW(Q4_K), PANEL_ROW(Q5_K), PANEL_ROW(Q6_K),
@@ -113,12 +135,25 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
                          size_t out_stride, int begin, int end) {
     size_t panel_bytes = cpu_panel_bytes(w->dtype, w->cols, MM_PANEL);
     size_t scales = cpu_panel_scales(w->dtype, w->cols, MM_PANEL);
-    struct panel_job j = {.units = mm_units(w->cols), .stride = out_stride};
+    size_t value_bytes = (size_t)mm_value_bytes(w->dtype);
+    size_t scale_bytes = (size_t)mm_unit_scale_bytes(w->dtype);
+    int units = mm_units(w->cols);
+    struct panel_job j = {.units = units,
+                          .stride = out_stride,
+                          .values_gap = panel_bytes - (size_t)units * value_bytes,
+                          .scales_gap = panel_bytes - (size_t)units * scale_bytes};
+    int ahead_units = AHEAD_BYTES / (int)value_bytes;
     for (int p = begin; p < end; p++) {
         int left = w->rows - p * MM_PANEL;
         j.mask = (__mmask16)(left >= MM_PANEL ? 0xffff : (1u << left) - 1);
         j.values = (const uint8_t *)w->data + (size_t)p * panel_bytes;
         j.scales = j.values + scales;
+        int ahead_panels = ahead_units / units, ahead = ahead_units % units;
+        /* What lies behind this thread's last panel is not for it to fetch. */
+        if (p + ahead_panels >= end) ahead_panels = ahead = 0;
+        j.ahead_values = j.values + (size_t)ahead_panels * panel_bytes + (size_t)ahead * value_bytes;
+        j.ahead_scales = j.scales + (size_t)ahead_panels * panel_bytes + (size_t)ahead * scale_bytes;
+        j.ahead_left = units - ahead;
         for (int r = 0; r < n; r += MM_GROUP) {
             int rows = n - r < MM_GROUP ? n - r : MM_GROUP;
             j.act = act + (size_t)r * (size_t)j.units;
@@ -200,7 +235,8 @@ static size_t weight_bytes(enum kern_dtype t, int rows, int cols) {
     return cpu_format_weight_bytes(t, rows, cols, MM_PANEL);
 }
 
-static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin, int end) {
+static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin,
+                        int end) {
     cpu_format_pack(w, dst, src, MM_PANEL, begin, end);
 }
 
@@ -222,8 +258,8 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
     threads_split(mm_panels(w->rows), 1, idx, n_threads, &begin, &end);
     if (cpu_format_is_float(w->dtype)) {
         const float *x = amx ? cpu_mm_amx_f32(act, n, w->cols) : records_f32(act, n, w->cols);
-        cpu_mm512_float(n, w, x, (size_t)mm_units(w->cols) * MM_UNIT, out, (size_t)out_stride, begin,
-                        end);
+        cpu_mm512_float(n, w, x, (size_t)mm_units(w->cols) * MM_UNIT, out, (size_t)out_stride,
+                        begin, end);
     } else {
         quant_matmul(n, w, act, out, (size_t)out_stride, begin, end);
     }

@@ -1,14 +1,14 @@
 #ifndef TANDEM_KERNELS_CPU_MATMUL_AVX512_H
 #define TANDEM_KERNELS_CPU_MATMUL_AVX512_H
 
-/* Private to the AVX-512 and AMX products: what they share. Weights lie as formats.h says, in panels of 16
- * outputs: a 64-byte vector holds 4 columns of all 16, one 32-bit lane an output, as VPDPBUSD wants them.
- * A unit is 32 columns.
+/* Private to the AVX-512 and AMX products: what they share. Weights lie as formats.h says, in
+ * panels of 16 outputs: a 64-byte vector holds 4 columns of all 16, one 32-bit lane an output, as
+ * VPDPBUSD wants them. A unit is 32 columns.
  *
- * Activations of generated rows (and of prompt rows where AMX is missing): rows in groups of 8, the last
- * one narrower, in a group one 64-byte record a unit and row: [units][rows of the group]. A kernel then
- * reads all rows of a group at constant distances from one pointer. Behind all records, f32 [n][units *
- * 32] for weights that are not quantised. */
+ * Activations of generated rows (and of prompt rows where AMX is missing): rows in groups of 8, the
+ * last one narrower, in a group one 64-byte record a unit and row: [units][rows of the group]. A
+ * kernel then reads all rows of a group at constant distances from one pointer. Behind all records,
+ * f32 [n][units * 32] for weights that are not quantised. */
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -17,10 +17,15 @@
 
 enum { MM_PANEL = 16, MM_UNIT = 32, MM_GROUP = 8 };
 
-static inline int mm_units(int cols) { return (cols + MM_UNIT - 1) / MM_UNIT; }
-static inline int mm_panels(int rows) { return (rows + MM_PANEL - 1) / MM_PANEL; }
+static inline int mm_units(int cols) {
+    return (cols + MM_UNIT - 1) / MM_UNIT;
+}
+static inline int mm_panels(int rows) {
+    return (rows + MM_PANEL - 1) / MM_PANEL;
+}
 
-/* What a product needs of 32 activations of one row: one cache line. Names as in formats.h's law. */
+/* What a product needs of 32 activations of one row: one cache line. Names as in formats.h's law.
+ */
 struct mm_act {
     int8_t q[MM_UNIT];
     float da, sa;
@@ -38,20 +43,41 @@ _Static_assert(sizeof(struct mm_act) == 64, "a record is a cache line");
 /* Bytes of a unit's values, and of a record of scales (one unit; K: 8 units). */
 MM_INLINE int mm_value_bytes(enum kern_dtype t) {
     switch (t) {
-    case KERN_Q8_0: return 512;
-    case KERN_Q4_0: case KERN_Q4_1: case KERN_Q4_K: return 256;
-    case KERN_Q5_0: case KERN_Q5_1: case KERN_Q5_K: return 320;
-    default: return 384;
+    case KERN_Q8_0:
+        return 512;
+    case KERN_Q4_0:
+    case KERN_Q4_1:
+    case KERN_Q4_K:
+        return 256;
+    case KERN_Q5_0:
+    case KERN_Q5_1:
+    case KERN_Q5_K:
+        return 320;
+    default:
+        return 384;
     }
 }
 
 MM_INLINE int mm_record_bytes(enum kern_dtype t) {
     switch (t) {
-    case KERN_Q8_0: case KERN_Q4_0: case KERN_Q5_0: return 32;
-    case KERN_Q4_1: case KERN_Q5_1: return 64;
-    case KERN_Q6_K: return 32 + 256;
-    default: return 64 + 256;
+    case KERN_Q8_0:
+    case KERN_Q4_0:
+    case KERN_Q5_0:
+        return 32;
+    case KERN_Q4_1:
+    case KERN_Q5_1:
+        return 64;
+    case KERN_Q6_K:
+        return 32 + 256;
+    default:
+        return 64 + 256;
     }
+}
+
+/* Bytes of scales that a unit brings on average. */
+MM_INLINE int mm_unit_scale_bytes(enum kern_dtype t) {
+    return t == KERN_Q4_K || t == KERN_Q5_K || t == KERN_Q6_K ? mm_record_bytes(t) / 8
+                                                             : mm_record_bytes(t);
 }
 
 /* Values of one unit as 8 vectors of unsigned bytes; Q8_0 becomes value + 128. */
@@ -128,8 +154,8 @@ MM_INLINE void mm_load_scales(enum kern_dtype t, const uint8_t *scales, int u, _
 /* ---- Between the files ---------------------------------------------------------------------- */
 
 /* n rows of f32 [n][x_stride] times panels [begin, end); matmul_avx512_float.c. */
-void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t x_stride, float *out,
-                     size_t out_stride, int begin, int end);
+void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t x_stride,
+                     float *out, size_t out_stride, int begin, int end);
 
 /* Prompt rows by bf16 tiles; matmul_amx.c. */
 size_t cpu_mm_amx_act_bytes(int n, int cols);

@@ -1,7 +1,7 @@
 #include "kernels/cpu/cpu.h"
 
-/* F32, F16 and BF16 weights against f32 activations on AVX-512: 16 outputs a vector, one fused multiply-add
- * a column and row, two chains as formats.h's law has it. */
+/* F32, F16 and BF16 weights against f32 activations on AVX-512: 16 outputs a vector, one fused
+ * multiply-add a column and row, two chains as formats.h's law has it. */
 
 #if defined(__x86_64__)
 #include "kernels/cpu/matmul_avx512.h"
@@ -31,7 +31,8 @@ MM_INLINE void float_panel(enum kern_dtype t, int rows, const struct float_job *
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) even[r] = odd[r] = _mm512_setzero_ps();
     for (int k = 0; k + 1 < j->cols; k += 2) {
-        const char *ahead = (const char *)j->panel + (size_t)k * (t == KERN_F32 ? 64 : 32) + PREFETCH;
+        const char *ahead =
+            (const char *)j->panel + (size_t)k * (t == KERN_F32 ? 64 : 32) + PREFETCH;
         _mm_prefetch(ahead, _MM_HINT_T0);
         if (t == KERN_F32) _mm_prefetch(ahead + 64, _MM_HINT_T0);
         __m512 w0 = load_weights(t, j->panel, k), w1 = load_weights(t, j->panel, k + 1);
@@ -62,19 +63,28 @@ typedef void float_fn(const struct float_job *j);
         float_panel(KERN_##type, rows, j);                                                         \
     }
 #define PANELS(type)                                                                               \
-    PANEL(type, 1) PANEL(type, 2) PANEL(type, 3) PANEL(type, 4)                                    \
-    PANEL(type, 5) PANEL(type, 6) PANEL(type, 7) PANEL(type, 8)
+    PANEL(type, 1)                                                                                 \
+    PANEL(type, 2) PANEL(type, 3) PANEL(type, 4) PANEL(type, 5) PANEL(type, 6) PANEL(type, 7)      \
+        PANEL(type, 8)
 PANELS(F32)
 PANELS(F16)
 PANELS(BF16)
 
 #define PANEL_ROW(type)                                                                            \
-    [KERN_##type] = {NULL, float_##type##_1, float_##type##_2, float_##type##_3, float_##type##_4, \
-                     float_##type##_5, float_##type##_6, float_##type##_7, float_##type##_8}
-static float_fn *const float_fns[][MM_GROUP + 1] = {PANEL_ROW(F32), PANEL_ROW(F16), PANEL_ROW(BF16)};
+    [KERN_##type] = {NULL,                                                                         \
+                     float_##type##_1,                                                             \
+                     float_##type##_2,                                                             \
+                     float_##type##_3,                                                             \
+                     float_##type##_4,                                                             \
+                     float_##type##_5,                                                             \
+                     float_##type##_6,                                                             \
+                     float_##type##_7,                                                             \
+                     float_##type##_8}
+static float_fn *const float_fns[][MM_GROUP + 1] = {PANEL_ROW(F32), PANEL_ROW(F16),
+                                                    PANEL_ROW(BF16)};
 
-void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t x_stride, float *out,
-                     size_t out_stride, int begin, int end) {
+void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t x_stride,
+                     float *out, size_t out_stride, int begin, int end) {
     size_t panel_bytes = cpu_panel_bytes(w->dtype, w->cols, MM_PANEL);
     struct float_job j = {.x_stride = x_stride, .cols = w->cols, .stride = out_stride};
     for (int p = begin; p < end; p++) {

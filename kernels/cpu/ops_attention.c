@@ -68,8 +68,9 @@ int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct ke
 
 /* ---- Attention ----------------------------------------------------------------------------- */
 
-static int rows_per_tile(bool prompt, int group) {
-    int n = (prompt ? ATTN_PROMPT_Q : ATTN_GEN_Q) / group;
+static int rows_per_tile(const struct attn_job *j, bool prompt) {
+    bool amx = attn_uses_amx(j->ctx, j->kv->dtype, prompt);
+    int n = (amx ? ATTN_AMX_Q : prompt ? ATTN_PROMPT_Q : ATTN_GEN_Q) / j->group;
     return n < 1 ? 1 : n;
 }
 
@@ -127,7 +128,7 @@ static void cut_tiles(struct attn_job *j) {
             for (int row = b->seq_row[s], n; row < end; row += n) {
                 bool prompt = row >= b->rows.n_gen;
                 int stop = !prompt && end > b->rows.n_gen ? b->rows.n_gen : end;
-                n = rows_per_tile(prompt, j->group);
+                n = rows_per_tile(j, prompt);
                 if (n > stop - row) n = stop - row;
                 add_tile(j, s, head, row, n);
             }

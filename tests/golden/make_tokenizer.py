@@ -4,7 +4,7 @@
   python3 tests/golden/make_tokenizer.py --vocabs LLAMA_CPP/models \\
       --target models/SmolLM2-135M-Instruct.Q4_1.gguf --tool build/release/tests/tool_tokenize
 
-Needs the packages gguf, tokenizers and numpy. --vocabs is the folder of the llama.cpp source that holds
+Needs the packages gguf and tokenizers. --vocabs is the folder of the llama.cpp source that holds
 ggml-vocab-*.gguf with their test vectors (.inp, .out). Nothing is written with --check.
 
 For each vocabulary: a `tokenizers` object is built from its tokens and merges with the published
@@ -14,15 +14,14 @@ vocabulary is pruned to the tokens that occur in the texts and the vectors, renu
 import argparse
 import json
 import os
-import re
 import struct
 import subprocess
 import sys
 import tempfile
 
 import gguf
-import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
+                        processors)
 
 N_TEXTS = 10000
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -140,43 +139,71 @@ def occurring(t, kind, texts, tokens):
     return found
 
 
-def prune(v, t, kind, texts, out):
-    """Write the tokens of `texts`, renumbered, and return new id -> old id. Merging sees the same
-    candidates in the same order as with the full vocabulary, because every merge whose result occurs
-    in a text is kept and so are its parts."""
+def prune(v, t, kind, texts, longest=10000):
+    """The vocabulary with only the tokens of `texts`, renumbered; .keep maps new id -> old id. Merging
+    sees the same candidates in the same order as with the full vocabulary, because every merge whose
+    result occurs in a text is kept and so are its parts."""
     tokens = {x: i for i, x in enumerate(v.tokens)}
-    found = occurring(t, kind, texts, tokens)
-    special = 0
-    keep = []
-    for i, x in enumerate(v.tokens):
-        if v.types[i] in (CONTROL, UNKNOWN, USER):
-            special += 1
-            if special <= 40:
-                keep.append(i)
-        elif v.types[i] == BYTE or len(x) == 1 or x in found:
-            keep.append(i)
-    new = {old: k for k, old in enumerate(keep)}
-    w = gguf.GGUFWriter(out, "llama")
+    found = {x for x in occurring(t, kind, texts, tokens) if len(x) <= longest}
+    special = [i for i in range(len(v.tokens)) if v.types[i] in (CONTROL, UNKNOWN, USER)]
+    small = object.__new__(Vocab)
+    small.keep = [i for i, x in enumerate(v.tokens)
+                  if i in special[:40] or v.types[i] == BYTE or v.types[i] == NORMAL and
+                  (len(x) == 1 or x in found)]
+    new = {old: k for k, old in enumerate(small.keep)}
+    small.model, small.pre, small.flags = v.model, v.pre, v.flags
+    small.tokens = [v.tokens[i] for i in small.keep]
+    small.types = [int(v.types[i]) for i in small.keep]
+    small.scores = v.scores and [float(v.scores[i]) for i in small.keep]
+    kept = set(small.tokens)
+    small.merges = v.merges and [m for m in v.merges if m[0] in kept and m[1] in kept and
+                                 m[0] + m[1] in kept]
+    small.ids = {k: new[i] for k, i in v.ids.items() if i is not None and i in new}
+    return small
+
+
+def write_gguf(v, path):
+    w = gguf.GGUFWriter(path, "llama")
     w.add_tokenizer_model(v.model)
     w.add_tokenizer_pre(v.pre)
-    w.add_token_list([v.tokens[i] for i in keep])
-    w.add_token_types([int(v.types[i]) for i in keep])
-    if v.model == "llama":
-        w.add_token_scores([float(v.scores[i]) for i in keep])
-    else:
-        kept = {v.tokens[i] for i in keep}
-        w.add_token_merges([f"{a} {b}" for a, b in v.merges if a in kept and b in kept and a + b in kept])
+    w.add_token_list(v.tokens)
+    w.add_token_types(v.types)
+    if v.scores:
+        w.add_token_scores(v.scores)
+    if v.merges:
+        w.add_token_merges([f"{a} {b}" for a, b in v.merges])
     for key, value in v.ids.items():
-        if value is not None and value in new:
-            w.add_uint32(KEY + key, new[value])
+        w.add_uint32(KEY + key, value)
     for key, value in v.flags.items():
         if value is not None:
             w.add_bool(KEY + key, bool(value))
-    w.add_array("tandem.original_ids", [int(i) for i in keep])
+    w.add_array("tandem.original_ids", [int(i) for i in v.keep])
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.close()
-    return keep
+
+
+def write_tiny_json(v, t, kind, texts, path):
+    """A tokenizer.json as the tokenizers package saves it, with added tokens of every sort, and under
+    the key "expected" that package's own ids of some texts."""
+    tiny = prune(v, t, kind, texts, longest=16)
+    small = reference(tiny, kind)
+    add_special(small, tiny)
+    small.add_tokens([AddedToken("<both>", lstrip=True, rstrip=True, special=True, normalized=False),
+                      AddedToken("<left>", lstrip=True, special=True, normalized=False),
+                      AddedToken("<right>", rstrip=True, special=True, normalized=False),
+                      AddedToken("<tool>", special=False, normalized=False),
+                      AddedToken("<tool><tool>!", special=False, normalized=False)])
+    if kind == "llama-spm":
+        small.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    texts = texts + [x.encode() for x in (
+        "a <both> b", "a\u00a0\n<both>\t\u3000<both> b", "<left>  <left> x", "<right>  <right> x",
+        "x<tool>y<tool><tool>!z<tool><tool>", "<tool>", " <tool> ", "<both", "<<both>>")]
+    with open(path, "w") as f:
+        data = json.loads(small.to_str())
+        data["expected"] = [{"text": x.decode(), "ids": small.encode(x.decode()).ids} for x in texts]
+        json.dump(data, f, ensure_ascii=False, separators=(",", ":"))
+        f.write("\n")
 
 
 def main():
@@ -227,18 +254,22 @@ def main():
             continue
         with open(f"{args.out}/tokenizer_{kind}.hashes", "wb") as f:
             f.write(struct.pack(f"<{N_TEXTS}Q", *(fnv(ids) for ids in want)))
+        tiny = f"{args.out}/hf_{kind}.json"
+        write_tiny_json(v, t, kind, (vectors or texts[:40]) + texts[40:50], tiny)
+        print(f"  {os.path.basename(tiny)}: {os.path.getsize(tiny)} bytes")
         if kind == "smollm":
             continue
         out = f"{args.out}/vocab_{kind}.gguf"
-        keep = prune(v, t, kind, texts + vectors, out)
-        got = [[keep[i] for i in ids] for ids in our_ids(args.tool, out, texts)]
+        small = prune(v, t, kind, texts + vectors)
+        write_gguf(small, out)
+        got = [[small.keep[i] for i in ids] for ids in our_ids(args.tool, out, texts)]
         bad += compare("pruned", texts, want, got)
-        got = [[keep[i] for i in ids] for ids in our_ids(args.tool, out, vectors)]
+        got = [[small.keep[i] for i in ids] for ids in our_ids(args.tool, out, vectors)]
         bad += compare("own vectors, pruned", vectors, vector_ids, got)
         with open(f"{args.out}/tokenizer_{kind}.json", "w") as f:
             rows = [{"text": x.decode(), "ids": ids} for x, ids in zip(vectors, vector_ids)]
             f.write("[\n" + ",\n".join(json.dumps(r, ensure_ascii=True) for r in rows) + "\n]\n")
-        print(f"  pruned to {len(keep)} tokens, {os.path.getsize(out)} bytes")
+        print(f"  pruned to {len(small.keep)} tokens, {os.path.getsize(out)} bytes")
     sys.exit(1 if bad else 0)
 
 
