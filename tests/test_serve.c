@@ -435,7 +435,7 @@ static void test_serve_slow_reader_pauses(void) {
     peer_options(&o);
     o.high_bytes = 4096;
     o.low_bytes = 1024;
-    spawn_server(&s, &o, 0, 8);
+    spawn_server(&s, &o, 200, 8);
     peer_open(&slow, &s);
     peer_open(&other, &s);
     int small = 2048;

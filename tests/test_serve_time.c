@@ -82,7 +82,7 @@ static void test_serve_stall(void) {
     o.high_bytes = 4096;
     o.low_bytes = 1024;
     o.stall_timeout_ms = 500;
-    spawn_server(&s, &o, 0, 8);
+    spawn_server(&s, &o, 200, 8);
     peer_open(&dead, &s);
     peer_open(&half, &s);
     peer_open(&other, &s);
@@ -215,7 +215,7 @@ static void test_serve_drain_dead_client(void) {
     o.high_bytes = 4096;
     o.low_bytes = 1024;
     o.drain_timeout_ms = 100;
-    spawn_server(&s, &o, 0, 8);
+    spawn_server(&s, &o, 200, 8);
     peer_open(&dead, &s);
     for (int i = 0; i < 60; i++)
         peer_send(&dead, "[0,%d,'generate',['abcdefgh',{'logprobs':1}]]", i);
