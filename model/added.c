@@ -24,7 +24,8 @@ static bool is_added(int type) {
 
 int added_build(struct added *a, const struct vocab *v, const uint8_t *flags, struct err *e) {
     size_t n = 0, len;
-    for (int id = 0; id < v->n; id++) n += is_added(v->type[id]) && v->offset[id + 1] > v->offset[id];
+    for (int id = 0; id < v->n; id++)
+        n += is_added(v->type[id]) && v->offset[id + 1] > v->offset[id];
     if (n == 0) return 0;
     struct entry *entries = malloc(n * sizeof *entries);
     a->sorted = malloc(n * sizeof *a->sorted);
@@ -55,17 +56,16 @@ void added_deinit(struct added *a) {
     *a = (struct added){0};
 }
 
-/* First index in sorted[lo..hi) whose byte `depth` is >= b; entries shorter than that come first. */
+/* First index in sorted[lo..hi) whose byte `depth` is >= b; entries shorter than that come first.
+ */
 static int lower_bound(const struct added *a, const struct vocab *v, int lo, int hi, size_t depth,
                        int b) {
     while (lo < hi) {
         int mid = lo + (hi - lo) / 2;
         size_t n;
         const char *s = vocab_text(v, a->sorted[mid], &n);
-        if (n <= depth || (uint8_t)s[depth] < b)
-            lo = mid + 1;
-        else
-            hi = mid;
+        if (n <= depth || (uint8_t)s[depth] < b) lo = mid + 1;
+        else hi = mid;
     }
     return lo;
 }
@@ -109,8 +109,8 @@ static size_t space_before(const char *text, size_t from, size_t end) {
     return end;
 }
 
-bool added_next(const struct added *a, const struct vocab *v, const char *text, size_t n, size_t from,
-                bool special, struct added_match *m) {
+bool added_next(const struct added *a, const struct vocab *v, const char *text, size_t n,
+                size_t from, bool special, struct added_match *m) {
     if (a->n == 0) return false;
     for (size_t i = from; i < n; i++) {
         if (!a->first[(uint8_t)text[i]]) continue;

@@ -1,7 +1,7 @@
 /* Byte-pair merges by rank, in O(n log n) for any text: a linked list of symbols and a heap of
- * candidate pairs. An entry of the heap is only (rank, position); when it is popped the pair that now
- * stands at the position is looked up again, and the entry counts only if the rank still agrees, so
- * that stale entries need no bookkeeping. */
+ * candidate pairs. An entry of the heap is only (rank, position); when it is popped the pair that
+ * now stands at the position is looked up again, and the entry counts only if the rank still
+ * agrees, so that stale entries need no bookkeeping. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -9,7 +9,9 @@
 
 /* ---- recognition ---- */
 
-const char *chat_family_name(const struct chat_family *f) { return f->name; }
+const char *chat_family_name(const struct chat_family *f) {
+    return f->name;
+}
 
 static void known_names(char *buf, size_t n) {
     size_t at = 0;
@@ -39,10 +41,12 @@ static const char *find(struct template t, const char *mark) {
 }
 
 /* Does the template hold this text? */
-static bool has(struct template t, const char *mark) { return find(t, mark) != NULL; }
+static bool has(struct template t, const char *mark) {
+    return find(t, mark) != NULL;
+}
 
-/* The default system message in a ChatML template: the literal text between its "system" line and its
- * end mark. The line's end is an escape or a real newline. */
+/* The default system message in a ChatML template: the literal text between its "system" line and
+ * its end mark. The line's end is an escape or a real newline. */
 static struct chat_span default_system(struct template t, bool *found) {
     static const char opening[] = "<|im_start|>system";
     struct template rest = t;
@@ -51,7 +55,9 @@ static struct chat_span default_system(struct template t, bool *found) {
     while ((at = find(rest, opening)) != NULL) {
         const char *begin = at + sizeof opening - 1;
         rest = (struct template){begin, (size_t)(t.s + t.n - begin)};
-        size_t newline = rest.n && *begin == '\n' ? 1 : rest.n > 1 && !memcmp(begin, "\\n", 2) ? 2 : 0;
+        size_t newline = rest.n && *begin == '\n'                 ? 1
+                         : rest.n > 1 && !memcmp(begin, "\\n", 2) ? 2
+                                                                  : 0;
         begin += newline;
         const char *end = find(rest, "<|im_end|>");
         /* A quote right behind means that the message's own content follows. */
@@ -63,8 +69,8 @@ static struct chat_span default_system(struct template t, bool *found) {
 }
 
 static const char *detect_chatml(struct template t, const char **why) {
-    static const char *const foreign[] = {"<|im_sep|>", "<|im_middle|>", "<end_of_utterance>",
-                                          "<|vision_start|>", "<function=", "[gMASK]"};
+    static const char *const foreign[] = {"<|im_sep|>",       "<|im_middle|>", "<end_of_utterance>",
+                                          "<|vision_start|>", "<function=",    "[gMASK]"};
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
         if (!has(t, foreign[i])) continue;
         *why = foreign[i];
@@ -96,7 +102,8 @@ static const char *detect_inst(struct template t, const char **why) {
         return NULL;
     }
     if (has(t, "[SYSTEM_PROMPT]"))
-        return has(t, "'[SYSTEM_PROMPT] '") && has(t, "'[INST] '") ? "mistral-v7" : "mistral-v7-tekken";
+        return has(t, "'[SYSTEM_PROMPT] '") && has(t, "'[INST] '") ? "mistral-v7"
+                                                                   : "mistral-v7-tekken";
     if (has(t, "[AVAILABLE_TOOLS]")) {
         if (has(t, "\"[INST]\"")) return "mistral-v3-tekken";
         if (has(t, "\"[INST] \"")) return "mistral-v3";
@@ -119,7 +126,8 @@ static const char *detect_llama3(struct template t, const char **why) {
         *why = foreign[i];
         return NULL;
     }
-    if (has(t, "Cutting Knowledge Date: December 2023\\n\" }}") && has(t, "26 Jul 2024")) return "llama3.1";
+    if (has(t, "Cutting Knowledge Date: December 2023\\n\" }}") && has(t, "26 Jul 2024"))
+        return "llama3.1";
     if (has(t, "message['content'] | trim + '<|eot_id|>'") && !has(t, "tools")) return "llama3";
     *why = "<|start_header_id|> in a form that no known family has";
     return NULL;
@@ -129,19 +137,18 @@ int chat_family_detect(const struct chat_family **out, const char *template_text
                        struct err *e) {
     struct template t = {template_text, n};
     const char *name = NULL, *why = "no known mark";
-    if (has(t, "<|im_start|>"))
-        name = detect_chatml(t, &why);
-    else if (has(t, "[INST]"))
-        name = detect_inst(t, &why);
+    if (has(t, "<|im_start|>")) name = detect_chatml(t, &why);
+    else if (has(t, "[INST]")) name = detect_inst(t, &why);
     else if (has(t, "<|start_header_id|>") && has(t, "<|end_header_id|>") && has(t, "<|eot_id|>"))
         name = detect_llama3(t, &why);
     if (name) return chat_family_find(out, name, e);
     char names[500];
     known_names(names, sizeof names);
-    return err_raise(e, E_UNSUPPORTED,
-                     "the chat template is of no known family: %s (known: %s); --chat-template forces "
-                     "one, raw prompts go on working",
-                     why, names);
+    return err_raise(
+        e, E_UNSUPPORTED,
+        "the chat template is of no known family: %s (known: %s); --chat-template forces "
+        "one, raw prompts go on working",
+        why, names);
 }
 
 /* ---- writing ---- */
@@ -152,8 +159,8 @@ static void flush(struct chat_writer *w) {
         w->rc = err_raise(w->e, E_NOMEM, "chat text of %zu bytes", w->text.n);
         return;
     }
-    w->rc = tokenizer_encode(w->t, w->text.data, w->text.n, w->any ? TOKENIZER__CONTINUES : 0, w->out,
-                             w->e);
+    w->rc = tokenizer_encode(w->t, w->text.data, w->text.n, w->any ? TOKENIZER__CONTINUES : 0,
+                             w->out, w->e);
     w->any = true;
     strbuf_clear(&w->text);
 }
@@ -165,37 +172,45 @@ static void push(struct chat_writer *w, int id) {
     w->any = true;
 }
 
-void chat_text(struct chat_writer *w, const char *s) { strbuf_append_str(&w->text, s); }
+void chat_text(struct chat_writer *w, const char *s) {
+    strbuf_append_str(&w->text, s);
+}
 
-void chat_span(struct chat_writer *w, struct chat_span s) { strbuf_append(&w->text, s.s, s.n); }
+void chat_span(struct chat_writer *w, struct chat_span s) {
+    strbuf_append(&w->text, s.s, s.n);
+}
 
 void chat_mark(struct chat_writer *w, const char *name) {
     int id = vocab_find_special(&w->t->vocab, name, strlen(name));
-    if (id >= 0)
-        push(w, id);
+    if (id >= 0) push(w, id);
     else if (!w->rc)
-        w->rc = err_raise(w->e, E_UNSUPPORTED, "chat template %s needs the token '%s', which the "
-                          "tokenizer lacks", w->family->name, name);
+        w->rc = err_raise(w->e, E_UNSUPPORTED,
+                          "chat template %s needs the token '%s', which the "
+                          "tokenizer lacks",
+                          w->family->name, name);
 }
 
 void chat_mark_or_text(struct chat_writer *w, const char *name) {
     int id = vocab_find_special(&w->t->vocab, name, strlen(name));
-    if (id >= 0)
-        push(w, id);
-    else
-        chat_text(w, name);
+    if (id >= 0) push(w, id);
+    else chat_text(w, name);
 }
 
 static void push_named(struct chat_writer *w, int id, const char *what) {
-    if (id >= 0)
-        push(w, id);
+    if (id >= 0) push(w, id);
     else if (!w->rc)
-        w->rc = err_raise(w->e, E_UNSUPPORTED, "chat template %s needs a %s token, which the tokenizer "
-                          "lacks", w->family->name, what);
+        w->rc = err_raise(w->e, E_UNSUPPORTED,
+                          "chat template %s needs a %s token, which the tokenizer "
+                          "lacks",
+                          w->family->name, what);
 }
 
-void chat_bos(struct chat_writer *w) { push_named(w, w->t->bos, "bos"); }
-void chat_eos(struct chat_writer *w) { push_named(w, w->t->eos, "eos"); }
+void chat_bos(struct chat_writer *w) {
+    push_named(w, w->t->bos, "bos");
+}
+void chat_eos(struct chat_writer *w) {
+    push_named(w, w->t->eos, "eos");
+}
 
 void chat_invalid(struct chat_writer *w, const char *fmt, ...) {
     char text[300];
@@ -207,7 +222,9 @@ void chat_invalid(struct chat_writer *w, const char *fmt, ...) {
     w->rc = err_raise(w->e, E_INVALID, "chat template %s: %s", w->family->name, text);
 }
 
-bool chat_role_is(const struct chat_message *m, const char *role) { return strcmp(m->role, role) == 0; }
+bool chat_role_is(const struct chat_message *m, const char *role) {
+    return strcmp(m->role, role) == 0;
+}
 
 struct chat_span chat_content(const struct chat_message *m) {
     return (struct chat_span){m->content, m->content_bytes};

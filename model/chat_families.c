@@ -1,7 +1,7 @@
-/* What each family writes around messages. Sources: the chat templates that the models are published
- * with; checked against Jinja2's rendering of them (tests/golden/make_chat.py). Where a template asks
- * for today's date and has a fixed fallback, the fallback is written, so that a prompt depends on its
- * messages alone; SmolLM3's has none. */
+/* What each family writes around messages. Sources: the chat templates that the models are
+ * published with; checked against Jinja2's rendering of them (tests/golden/make_chat.py). Where a
+ * template asks for today's date and has a fixed fallback, the fallback is written, so that a
+ * prompt depends on its messages alone; SmolLM3's has none. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -23,8 +23,10 @@ static size_t check_turns(struct chat_writer *w, const struct chat_message *m, s
     for (size_t i = first; i < n; i++) {
         const char *want = (i - first) % 2 == 0 ? "user" : "assistant";
         if (chat_role_is(&m[i], want)) continue;
-        chat_invalid(w, "message %zu has role '%.40s' where '%s' belongs: roles alternate after an "
-                     "optional system message", i, m[i].role, want);
+        chat_invalid(w,
+                     "message %zu has role '%.40s' where '%s' belongs: roles alternate after an "
+                     "optional system message",
+                     i, m[i].role, want);
         break;
     }
     if (first == n) chat_invalid(w, "there is no user message");
@@ -50,9 +52,12 @@ static void chatml_message(struct chat_writer *w, const char *role, struct chat_
     chatml_close(w);
 }
 
-static struct chat_span literal(const char *s) { return (struct chat_span){s, strlen(s)}; }
+static struct chat_span literal(const char *s) {
+    return (struct chat_span){s, strlen(s)};
+}
 
-static void render_chatml(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_chatml(struct chat_writer *w, const struct chat_message *m, size_t n,
+                          bool open) {
     if (w->family->bos) chat_bos(w);
     if (w->family->default_system && !chat_role_is(m, "system"))
         chatml_message(w, "system", literal(w->family->default_system));
@@ -75,15 +80,13 @@ static void qwen_tool(struct chat_writer *w, const struct chat_message *m, size_
     if (i + 1 == n || !chat_role_is(&m[i + 1], "tool")) chatml_close(w);
 }
 
-static void render_qwen2_5(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
-    if (!chat_role_is(m, "system"))
-        chatml_message(w, "system", literal(w->family->default_system));
+static void render_qwen2_5(struct chat_writer *w, const struct chat_message *m, size_t n,
+                           bool open) {
+    if (!chat_role_is(m, "system")) chatml_message(w, "system", literal(w->family->default_system));
     for (size_t i = 0; i < n; i++) {
         if (!known_role(w, &m[i], i, true)) return;
-        if (chat_role_is(&m[i], "tool"))
-            qwen_tool(w, m, n, i);
-        else
-            chatml_message(w, m[i].role, chat_content(&m[i]));
+        if (chat_role_is(&m[i], "tool")) qwen_tool(w, m, n, i);
+        else chatml_message(w, m[i].role, chat_content(&m[i]));
     }
     if (open) chatml_open(w, "assistant");
 }
@@ -111,7 +114,8 @@ static void split_thought(struct chat_span *content, struct chat_span *thought) 
     const char *first = all.n ? memmem(all.s, all.n, shut, sizeof shut - 1) : NULL;
     if (!first) return;
     const char *last = last_of(all, shut) + sizeof shut - 1;
-    *content = strip_newlines((struct chat_span){last, (size_t)(all.s + all.n - last)}, true, false);
+    *content =
+        strip_newlines((struct chat_span){last, (size_t)(all.s + all.n - last)}, true, false);
     *thought = strip_newlines((struct chat_span){all.s, (size_t)(first - all.s)}, false, true);
     const char *begin = last_of(*thought, open);
     if (begin) {
@@ -124,7 +128,8 @@ static void split_thought(struct chat_span *content, struct chat_span *thought) 
 
 static bool is_tool_response(struct chat_span s) {
     static const char open[] = "<tool_response>", shut[] = "</tool_response>";
-    return s.n >= sizeof open - 1 && s.n >= sizeof shut - 1 && !memcmp(s.s, open, sizeof open - 1) &&
+    return s.n >= sizeof open - 1 && s.n >= sizeof shut - 1 &&
+           !memcmp(s.s, open, sizeof open - 1) &&
            !memcmp(s.s + s.n - (sizeof shut - 1), shut, sizeof shut - 1);
 }
 
@@ -211,13 +216,15 @@ static void append_date(struct chat_writer *w) {
     struct tm tm;
     time_t now = time(NULL);
     if (!localtime_r(&now, &tm)) return;
-    snprintf(text, sizeof text, "%02d %s %d", tm.tm_mday, months[tm.tm_mon % 12], tm.tm_year + 1900);
+    snprintf(text, sizeof text, "%02d %s %d", tm.tm_mday, months[tm.tm_mon % 12],
+             tm.tm_year + 1900);
     chat_text(w, text);
 }
 
-/* The system turn; `think` is the mode that the message asks for. The dated template leaves the turn
- * open where there are no tools: so it was trained, so it is written. */
-static void smollm3_system(struct chat_writer *w, const struct chat_message *m, bool think, bool dated) {
+/* The system turn; `think` is the mode that the message asks for. The dated template leaves the
+ * turn open where there are no tools: so it was trained, so it is written. */
+static void smollm3_system(struct chat_writer *w, const struct chat_message *m, bool think,
+                           bool dated) {
     struct strbuf once = {0}, custom = {0};
     struct chat_span given = {NULL, 0};
     if (chat_role_is(m, "system")) {
@@ -245,10 +252,8 @@ static void smollm3_system(struct chat_writer *w, const struct chat_message *m, 
         chat_text(w, think ? "/think\n\n" : "/no_think\n\n");
         chat_text(w, "## Custom Instructions\n\n");
     }
-    if (text.n || override)
-        chat_span(w, text);
-    else
-        chat_text(w, think ? SMOLLM3_THINK : SMOLLM3_NAME);
+    if (text.n || override) chat_span(w, text);
+    else chat_text(w, think ? SMOLLM3_THINK : SMOLLM3_NAME);
     if (!override) chat_text(w, "\n\n");
     if (override || !dated) chatml_close(w);
     if ((once.failed || custom.failed) && !w->rc) w->rc = err_raise(w->e, E_NOMEM, "chat text");
@@ -277,7 +282,8 @@ static void smollm3(struct chat_writer *w, const struct chat_message *m, size_t 
     if (open && !think) chat_text(w, "<think>\n\n</think>\n");
 }
 
-static void render_smollm3(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_smollm3(struct chat_writer *w, const struct chat_message *m, size_t n,
+                           bool open) {
     smollm3(w, m, n, open, true);
 }
 
@@ -295,8 +301,8 @@ static void llama3_open(struct chat_writer *w, const char *role) {
     chat_text(w, "\n\n");
 }
 
-static void llama3_messages(struct chat_writer *w, const struct chat_message *m, size_t from, size_t n,
-                            bool open) {
+static void llama3_messages(struct chat_writer *w, const struct chat_message *m, size_t from,
+                            size_t n, bool open) {
     for (size_t i = from; i < n; i++) {
         if (!known_role(w, &m[i], i, false)) return;
         llama3_open(w, m[i].role);
@@ -306,12 +312,14 @@ static void llama3_messages(struct chat_writer *w, const struct chat_message *m,
     if (open) llama3_open(w, "assistant");
 }
 
-static void render_llama3(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_llama3(struct chat_writer *w, const struct chat_message *m, size_t n,
+                          bool open) {
     chat_bos(w);
     llama3_messages(w, m, 0, n, open);
 }
 
-static void render_llama3_1(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_llama3_1(struct chat_writer *w, const struct chat_message *m, size_t n,
+                            bool open) {
     bool system = chat_role_is(m, "system");
     chat_bos(w);
     llama3_open(w, "system");
@@ -323,7 +331,8 @@ static void render_llama3_1(struct chat_writer *w, const struct chat_message *m,
 
 /* ---- [INST] ---- */
 
-static void render_llama2(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_llama2(struct chat_writer *w, const struct chat_message *m, size_t n,
+                          bool open) {
     (void)open; /* "[/INST]" opens the answer */
     size_t first = check_turns(w, m, n);
     for (size_t i = first; i < n; i++) {
@@ -336,7 +345,8 @@ static void render_llama2(struct chat_writer *w, const struct chat_message *m, s
             continue;
         }
         chat_bos(w);
-        chat_text(w, "[INST] ");
+        chat_mark_or_text(w, "[INST]");
+        chat_text(w, " ");
         if (i == first && first) { /* stripped as one text, so only the message's end is */
             chat_text(w, "<<SYS>>\n");
             chat_span(w, chat_content(m));
@@ -347,18 +357,19 @@ static void render_llama2(struct chat_writer *w, const struct chat_message *m, s
         } else {
             chat_span(w, chat_trim(content));
         }
-        chat_text(w, " [/INST]");
+        chat_text(w, " ");
+        chat_mark_or_text(w, "[/INST]");
     }
 }
 
 /* How the versions of Mistral's template differ. */
 struct mistral_style {
-    const char *before;  /* of [INST] */
-    const char *inside;  /* behind [INST] */
-    const char *end;     /* in front of [/INST] */
-    const char *answer;  /* in front of an answer */
+    const char *before; /* of [INST] */
+    const char *inside; /* behind [INST] */
+    const char *end;    /* in front of [/INST] */
+    const char *answer; /* in front of an answer */
     bool trim_answer;
-    bool system_last;    /* the system message goes to the last turn, not the first */
+    bool system_last; /* the system message goes to the last turn, not the first */
 };
 
 static void render_mistral(struct chat_writer *w, const struct chat_message *m, size_t n,
@@ -386,18 +397,21 @@ static void render_mistral(struct chat_writer *w, const struct chat_message *m, 
     }
 }
 
-static void render_mistral_v0(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_mistral_v0(struct chat_writer *w, const struct chat_message *m, size_t n,
+                              bool open) {
     (void)open;
     if (chat_role_is(m, "system")) chat_invalid(w, "has no place for a system message");
     render_mistral(w, m, n, &(struct mistral_style){"", " ", " ", "", false, false});
 }
 
-static void render_mistral_v1(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_mistral_v1(struct chat_writer *w, const struct chat_message *m, size_t n,
+                              bool open) {
     (void)open;
     render_mistral(w, m, n, &(struct mistral_style){" ", " ", " ", " ", false, false});
 }
 
-static void render_mistral_v3(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_mistral_v3(struct chat_writer *w, const struct chat_message *m, size_t n,
+                              bool open) {
     (void)open;
     render_mistral(w, m, n, &(struct mistral_style){"", " ", "", " ", true, true});
 }
@@ -417,14 +431,13 @@ static void mistral_v7(struct chat_writer *w, const struct chat_message *m, size
         if (!assistant) chat_mark(w, system ? "[SYSTEM_PROMPT]" : "[INST]");
         chat_text(w, space);
         chat_span(w, chat_content(&m[i]));
-        if (assistant)
-            chat_eos(w);
-        else
-            chat_mark(w, system ? "[/SYSTEM_PROMPT]" : "[/INST]");
+        if (assistant) chat_eos(w);
+        else chat_mark(w, system ? "[/SYSTEM_PROMPT]" : "[/INST]");
     }
 }
 
-static void render_mistral_v7(struct chat_writer *w, const struct chat_message *m, size_t n, bool open) {
+static void render_mistral_v7(struct chat_writer *w, const struct chat_message *m, size_t n,
+                              bool open) {
     (void)open;
     mistral_v7(w, m, n, " ");
 }

@@ -7,8 +7,8 @@
 #include "model/chat.h"
 #include "model/tokenizer_private.h"
 
-/* One call of chat_render. Text is gathered between marks and encoded in one piece, as the model's own
- * tokenizer would cut the finished string at its special tokens. The first error stays. */
+/* One call of chat_render. Text is gathered between marks and encoded in one piece, as the model's
+ * own tokenizer would cut the finished string at its special tokens. The first error stays. */
 struct chat_writer {
     const struct chat_family *family;
     const struct tokenizer *t;
@@ -52,7 +52,8 @@ void chat_bos(struct chat_writer *w);
 void chat_eos(struct chat_writer *w);
 
 /* E_INVALID, once. */
-void chat_invalid(struct chat_writer *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void chat_invalid(struct chat_writer *w, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
 bool chat_role_is(const struct chat_message *m, const char *role);
 struct chat_span chat_content(const struct chat_message *m);

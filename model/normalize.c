@@ -20,23 +20,23 @@ static bool is_ascii(const char *s, size_t n) {
 /* First and last code point of what utf8proc 2.8 (Unicode 15) orders or composes and Unicode 9 does
  * not. */
 static const utf8proc_int32_t newer[][2] = {
-    {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},
-    {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},
-    {0xa82c, 0xa82c},   {0x10d24, 0x10d27}, {0x10eab, 0x10eac}, {0x10efd, 0x10eff}, {0x10f46, 0x10f50},
-    {0x10f82, 0x10f85}, {0x11070, 0x11070}, {0x1133b, 0x1133b}, {0x1145e, 0x1145e}, {0x11839, 0x1183a},
-    {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193d, 0x1193e}, {0x11943, 0x11943}, {0x119e0, 0x119e0},
-    {0x11a34, 0x11a34}, {0x11a47, 0x11a47}, {0x11a99, 0x11a99}, {0x11d42, 0x11d42}, {0x11d44, 0x11d45},
-    {0x11d97, 0x11d97}, {0x11f41, 0x11f42}, {0x16ff0, 0x16ff1}, {0x1e08f, 0x1e08f}, {0x1e130, 0x1e136},
-    {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}};
+    {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},
+    {0xc3c, 0xc3c},     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},
+    {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},   {0xa82c, 0xa82c},   {0x10d24, 0x10d27},
+    {0x10eab, 0x10eac}, {0x10efd, 0x10eff}, {0x10f46, 0x10f50}, {0x10f82, 0x10f85},
+    {0x11070, 0x11070}, {0x1133b, 0x1133b}, {0x1145e, 0x1145e}, {0x11839, 0x1183a},
+    {0x11930, 0x11930}, {0x11938, 0x11938}, {0x1193d, 0x1193e}, {0x11943, 0x11943},
+    {0x119e0, 0x119e0}, {0x11a34, 0x11a34}, {0x11a47, 0x11a47}, {0x11a99, 0x11a99},
+    {0x11d42, 0x11d42}, {0x11d44, 0x11d45}, {0x11d97, 0x11d97}, {0x11f41, 0x11f42},
+    {0x16ff0, 0x16ff1}, {0x1e08f, 0x1e08f}, {0x1e130, 0x1e136}, {0x1e2ae, 0x1e2ae},
+    {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}};
 
 static bool is_newer(utf8proc_int32_t cp) {
     size_t lo = 0, hi = sizeof newer / sizeof *newer;
     while (lo < hi) {
         size_t mid = (lo + hi) / 2;
-        if (newer[mid][1] < cp)
-            lo = mid + 1;
-        else
-            hi = mid;
+        if (newer[mid][1] < cp) lo = mid + 1;
+        else hi = mid;
     }
     return lo < sizeof newer / sizeof *newer && newer[lo][0] <= cp;
 }
@@ -46,7 +46,8 @@ static int combining_class(utf8proc_int32_t cp) {
     return class > 0 && is_newer(cp) ? 0 : class;
 }
 
-/* Compose cp[0..n) between newer marks, which compose with nothing and let nothing compose across. */
+/* Compose cp[0..n) between newer marks, which compose with nothing and let nothing compose across.
+ */
 static utf8proc_ssize_t compose(utf8proc_int32_t *cp, size_t n) {
     size_t kept = 0;
     for (size_t i = 0; i < n;) {
@@ -63,8 +64,8 @@ static utf8proc_ssize_t compose(utf8proc_int32_t *cp, size_t n) {
     return (utf8proc_ssize_t)kept;
 }
 
-/* Stable sort of marks[0..n) by combining class (1..255): insertion for the usual few, counting into
- * `spare` for long runs. */
+/* Stable sort of marks[0..n) by combining class (1..255): insertion for the usual few, counting
+ * into `spare` for long runs. */
 static void order_marks(utf8proc_int32_t *marks, size_t n, utf8proc_int32_t *spare) {
     if (n <= 16) {
         for (size_t i = 1; i < n; i++) {
@@ -89,8 +90,8 @@ int normalize_nfc(const char *text, size_t n, struct strbuf *out, struct err *e)
         return out->failed ? err_raise(e, E_NOMEM, "normalising %zu bytes", n) : 0;
     }
     int rc = 0;
-    /* A code point of two bytes decomposes into at most three others, one of three or four bytes into
-     * at most four, one of one byte into itself. */
+    /* A code point of two bytes decomposes into at most three others, one of three or four bytes
+     * into at most four, one of one byte into itself. */
     size_t cap = 2 * n + 32, len = 0;
     utf8proc_int32_t *cp = malloc(2 * cap * sizeof *cp), *spare = cp ? cp + cap : NULL;
     if (!cp) return err_raise(e, E_NOMEM, "normalising %zu bytes", n);

@@ -1,7 +1,7 @@
-/* Patterns that cut a text before byte-level BPE. The engine is PCRE2, the patterns were written for
- * Oniguruma; two things differ and are spelled out here: \s is Unicode's White_Space (PCRE2 adds
- * U+180E), and letters and numbers are those of a newer Unicode. The digits-first step of SmolLM is
- * folded into one pattern. */
+/* Patterns that cut a text before byte-level BPE. The engine is PCRE2, the patterns were written
+ * for Oniguruma; two things differ and are spelled out here: \s is Unicode's White_Space (PCRE2
+ * adds U+180E), and letters and numbers are those of a newer Unicode. The digits-first step of
+ * SmolLM is folded into one pattern. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdlib.h>
@@ -12,8 +12,9 @@
 #include "model/tokenizer_private.h"
 
 /* White_Space, for use inside a class. */
-#define WS "\\x{09}-\\x{0d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}" \
-           "\\x{202f}\\x{205f}\\x{3000}"
+#define WS                                                                                         \
+    "\\x{09}-\\x{0d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"           \
+    "\\x{202f}\\x{205f}\\x{3000}"
 #define L "\\p{L}" NEW_UPPER NEW_LOWER NEW_CASELESS
 #define N "\\p{N}" NEW_NUMBERS
 #define UPPER "\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}" NEW_UPPER NEW_CASELESS NEW_MARKS
@@ -26,15 +27,15 @@
 #define SYMBOLS " ?[^" WS L N "]+"
 #define NEWLINES "[" WS "]*[\\r\\n]+"
 
-/* `ours` is what PCRE2 compiles; `theirs` the exact text in a tokenizer.json (source: those files of
- * Llama 3, Qwen2 and Mistral Nemo; GPT-2's is built into the ByteLevel step there). */
+/* `ours` is what PCRE2 compiles; `theirs` the exact text in a tokenizer.json (source: those files
+ * of Llama 3, Qwen2 and Mistral Nemo; GPT-2's is built into the ByteLevel step there). */
 static const struct {
     const char *name, *ours, *theirs;
 } patterns[PRE_N_KINDS] = {
     [PRE_NONE] = {"none", NULL, NULL},
-    [PRE_GPT2] = {"gpt-2",
-                  CONTRACTIONS "| ?[" L "]+| ?[" N "]+|" SYMBOLS "|" SPACES,
-                  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"},
+    [PRE_GPT2] =
+        {"gpt-2", CONTRACTIONS "| ?[" L "]+| ?[" N "]+|" SYMBOLS "|" SPACES,
+         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"},
     [PRE_LLAMA3] = {"llama-bpe",
                     CONTRACTIONS_ANY_CASE "|" WORD "|[" N "]{1,3}|" SYMBOLS "[\\r\\n]*|" NEWLINES
                                           "|" SPACES,
@@ -42,7 +43,7 @@ static const struct {
                     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
     [PRE_QWEN2] = {"qwen2",
                    CONTRACTIONS_ANY_CASE "|" WORD "|[" N "]|" SYMBOLS "[\\r\\n]*|" NEWLINES
-                   "|" SPACES,
+                                         "|" SPACES,
                    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
                    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
     /* Two steps in the files: every \p{N} apart, then GPT-2's pattern inside the pieces between. A
@@ -65,7 +66,9 @@ struct pretokenizer {
     bool jit;
 };
 
-const char *pretokenizer_name(enum pretokenizer_kind kind) { return patterns[kind].name; }
+const char *pretokenizer_name(enum pretokenizer_kind kind) {
+    return patterns[kind].name;
+}
 
 enum pretokenizer_kind pretokenizer_by_pattern(const char *pattern, size_t n) {
     for (int k = 0; k < PRE_N_KINDS; k++) {
@@ -112,8 +115,8 @@ static int match_at(const struct pretokenizer *p, const char *text, size_t n, si
     return rc;
 }
 
-int pretokenizer_split(const struct pretokenizer *p, const char *text, size_t n, pretokenizer_fn *fn,
-                       void *arg, struct err *e) {
+int pretokenizer_split(const struct pretokenizer *p, const char *text, size_t n,
+                       pretokenizer_fn *fn, void *arg, struct err *e) {
     pcre2_match_data *data = pcre2_match_data_create(1, NULL);
     pcre2_match_context *context = pcre2_match_context_create(NULL);
     int rc = 0;
@@ -129,8 +132,8 @@ int pretokenizer_split(const struct pretokenizer *p, const char *text, size_t n,
     for (size_t at = 0; at < n;) {
         int got = match_at(p, text, n, at, data, context);
         if (got < 0) {
-            rc = err_raise(e, E_TOO_LONG, "pre-tokenizer gave up at byte %zu of %zu (pcre2 %d)", at, n,
-                           got);
+            rc = err_raise(e, E_TOO_LONG, "pre-tokenizer gave up at byte %zu of %zu (pcre2 %d)", at,
+                           n, got);
             goto done;
         }
         size_t end = pcre2_get_ovector_pointer(data)[1];

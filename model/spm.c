@@ -1,6 +1,7 @@
-/* SentencePiece's BPE: neighbours whose joined text is an entry are merged, best score first, leftmost
- * among equals (source: sentencepiece, bpe_model.cc). Byte fallback happens in tokenizer.c, on what
- * found no entry. As in bpe.c, stale heap entries are recognised by looking the pair up again. */
+/* SentencePiece's BPE: neighbours whose joined text is an entry are merged, best score first,
+ * leftmost among equals (source: sentencepiece, bpe_model.cc). Byte fallback happens in
+ * tokenizer.c, on what found no entry. As in bpe.c, stale heap entries are recognised by looking
+ * the pair up again. */
 #include <string.h>
 
 #include "model/tokenizer_private.h"
@@ -28,7 +29,8 @@ static int find_pair(const struct vocab *v, const struct merge_scratch *s, int32
     return find_piece(v, text + a->begin, (size_t)a->n + s->symbol[a->next].n);
 }
 
-static void push_pair(const struct vocab *v, struct merge_scratch *s, int32_t left, const char *text) {
+static void push_pair(const struct vocab *v, struct merge_scratch *s, int32_t left,
+                      const char *text) {
     int id = find_pair(v, s, left, text);
     if (id >= 0) merge_heap_push(s, (uint64_t)score_order(v->score[id]) << 32 | (uint32_t)left);
 }

@@ -20,8 +20,8 @@ bool tokenizer__add_eog(struct tokenizer *t, int id) {
 }
 
 void tokenizer__add_known_eog(struct tokenizer *t) {
-    static const char *const known[] = {"<|im_end|>", "<|eot_id|>",        "<|eom_id|>",
-                                        "<|end|>",    "<|end_of_text|>",   "<|endoftext|>",
+    static const char *const known[] = {"<|im_end|>", "<|eot_id|>",      "<|eom_id|>",
+                                        "<|end|>",    "<|end_of_text|>", "<|endoftext|>",
                                         "<|eot|>",    "<|end_of_turn|>", "<end_of_turn>"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         int id = vocab_find_special(&t->vocab, known[i], strlen(known[i]));
@@ -33,9 +33,9 @@ int tokenizer__index(struct tokenizer *t, struct err *e) {
     return vocab_index(&t->vocab, t->algorithm == ALGORITHM_BYTE_BPE, e);
 }
 
-/* Id of a merge's part or result. Ordinary entries first; an added token may also be a merge's result
- * and then keeps the file's text. Control tokens never come from merges: plain text must not make
- * one. */
+/* Id of a merge's part or result. Ordinary entries first; an added token may also be a merge's
+ * result and then keeps the file's text. Control tokens never come from merges: plain text must not
+ * make one. */
 static int find_merge_part(const struct tokenizer *t, const char *s, size_t n) {
     char raw[2 * VOCAB_MAX_TOKEN_BYTES];
     size_t len = t->algorithm == ALGORITHM_BYTE_BPE ? vocab_byte_level_decode(s, n, raw) : SIZE_MAX;
@@ -57,8 +57,13 @@ int tokenizer__add_merge(struct tokenizer *t, size_t rank, const char *left, siz
     if (l < 0 || r < 0 || merged < 0)
         return err_raise(e, E_FORMAT, "merge %zu, '%.*s' + '%.*s': '%.*s' is no token", rank,
                          (int)min_size(left_n, 100), left, (int)min_size(right_n, 100), right,
-                         (int)min_size(l < 0 ? left_n : r < 0 ? right_n : left_n + right_n, 200),
-                         l < 0 ? left : r < 0 ? right : both);
+                         (int)min_size(l < 0   ? left_n
+                                       : r < 0 ? right_n
+                                               : left_n + right_n,
+                                       200),
+                         l < 0   ? left
+                         : r < 0 ? right
+                                 : both);
     if (t->vocab.type[merged] != TOKEN_CONTROL) bpe_add(&t->bpe, l, r, merged, (int)rank);
     return 0;
 }
@@ -89,8 +94,7 @@ static uint64_t fingerprint(const struct tokenizer *t) {
     for (int i = 0; i < t->added.n; i++) XXH64_update(state, &t->added.flags[i], 1);
     uint64_t merges = 0; /* the table's order is not the file's: add up */
     for (uint32_t i = 0; t->bpe.slot && i <= t->bpe.mask; i++)
-        if (t->bpe.slot[i].left >= 0)
-            merges += XXH64(&t->bpe.slot[i], sizeof t->bpe.slot[i], 1);
+        if (t->bpe.slot[i].left >= 0) merges += XXH64(&t->bpe.slot[i], sizeof t->bpe.slot[i], 1);
     XXH64_update(state, &merges, sizeof merges);
     uint64_t digest = XXH64_digest(state);
     XXH64_freeState(state);
@@ -115,11 +119,21 @@ void tokenizer_close(struct tokenizer *t) {
 
 /* ---- questions ---- */
 
-int tokenizer_n_tokens(const struct tokenizer *t) { return t->vocab.n; }
-int tokenizer_bos(const struct tokenizer *t) { return t->bos; }
-bool tokenizer_adds_bos(const struct tokenizer *t) { return t->add_bos; }
-bool tokenizer_adds_eos(const struct tokenizer *t) { return t->add_eos; }
-uint64_t tokenizer_fingerprint(const struct tokenizer *t) { return t->fingerprint; }
+int tokenizer_n_tokens(const struct tokenizer *t) {
+    return t->vocab.n;
+}
+int tokenizer_bos(const struct tokenizer *t) {
+    return t->bos;
+}
+bool tokenizer_adds_bos(const struct tokenizer *t) {
+    return t->add_bos;
+}
+bool tokenizer_adds_eos(const struct tokenizer *t) {
+    return t->add_eos;
+}
+uint64_t tokenizer_fingerprint(const struct tokenizer *t) {
+    return t->fingerprint;
+}
 
 bool tokenizer_is_eog(const struct tokenizer *t, int id) {
     for (int i = 0; i < t->n_eog; i++)
@@ -200,10 +214,8 @@ static int encode_bytes(void *arg, const char *piece, size_t n, struct err *e) {
     size_t n_symbols = 0;
     for (size_t i = 0; i < n; i++) {
         int id = v->byte_id[(uint8_t)piece[i]];
-        if (id < 0)
-            n_symbols = add_unknown(c->t, symbol, n_symbols);
-        else
-            symbol[n_symbols++].id = id;
+        if (id < 0) n_symbols = add_unknown(c->t, symbol, n_symbols);
+        else symbol[n_symbols++].id = id;
     }
     return push_merged(c, n_symbols, e);
 }
@@ -219,7 +231,8 @@ static int encode_segment_bytes(struct encoder *c, const char *s, size_t n, stru
         if (end > i && c->t->nfc) {
             strbuf_clear(&c->text);
             rc = normalize_nfc(s + i, end - i, &c->text, e);
-            if (!rc) rc = pretokenizer_split(c->t->pre, c->text.data, c->text.n, encode_bytes, c, e);
+            if (!rc)
+                rc = pretokenizer_split(c->t->pre, c->text.data, c->text.n, encode_bytes, c, e);
         } else if (end > i) {
             rc = pretokenizer_split(c->t->pre, s + i, end - i, encode_bytes, c, e);
         }
@@ -237,8 +250,8 @@ static bool has_bytes(const struct tokenizer *t, const char *s, size_t n) {
     return t->byte_fallback;
 }
 
-/* SentencePiece text merged by rank (tokenizer.json). Characters without an entry become byte tokens
- * or the unknown token before merging. */
+/* SentencePiece text merged by rank (tokenizer.json). Characters without an entry become byte
+ * tokens or the unknown token before merging. */
 static int encode_word_by_rank(struct encoder *c, const char *s, size_t n, struct err *e) {
     const struct tokenizer *t = c->t;
     int rc = merge_scratch_reserve(&c->scratch, n, e);
@@ -250,12 +263,11 @@ static int encode_word_by_rank(struct encoder *c, const char *s, size_t n, struc
         int used = utf8_decode(s + i, n - i, &cp);
         size_t len = used > 0 ? (size_t)used : 1;
         int id = vocab_find(&t->vocab, s + i, len);
-        if (id >= 0)
-            symbol[n_symbols++].id = id;
+        if (id >= 0) symbol[n_symbols++].id = id;
         else if (has_bytes(t, s + i, len))
-            for (size_t k = 0; k < len; k++) symbol[n_symbols++].id = t->vocab.byte_id[(uint8_t)s[i + k]];
-        else
-            n_symbols = add_unknown(t, symbol, n_symbols);
+            for (size_t k = 0; k < len; k++)
+                symbol[n_symbols++].id = t->vocab.byte_id[(uint8_t)s[i + k]];
+        else n_symbols = add_unknown(t, symbol, n_symbols);
         i += len;
     }
     return push_merged(c, n_symbols, e);
@@ -288,7 +300,8 @@ static int encode_word_by_score(struct encoder *c, const char *s, size_t n, stru
                 rc = tokenizer__push(c->out, t->vocab.byte_id[(uint8_t)text[k]], e);
         } else {
             unknown = true;
-            if (t->unknown >= 0 && !(t->fuse_unknown && last_unknown)) rc = tokenizer__push(c->out, t->unknown, e);
+            if (t->unknown >= 0 && !(t->fuse_unknown && last_unknown))
+                rc = tokenizer__push(c->out, t->unknown, e);
         }
         last_unknown = unknown;
     }
@@ -297,15 +310,16 @@ static int encode_word_by_score(struct encoder *c, const char *s, size_t n, stru
 
 /* A segment for a SentencePiece vocabulary: spaces become U+2581, with one more in front where the
  * model wants it. */
-static int encode_segment_spm(struct encoder *c, const char *s, size_t n, bool first, struct err *e) {
+static int encode_segment_spm(struct encoder *c, const char *s, size_t n, bool first,
+                              struct err *e) {
     const struct tokenizer *t = c->t;
     struct strbuf *b = &c->text;
     strbuf_clear(b);
     b->limit = SIZE_MAX / 2;
     bool prefix = t->prefix == PREFIX_ALWAYS || (t->prefix == PREFIX_FIRST && first);
     /* Metaspace looks before it adds, Prepend does not. */
-    if (prefix && t->prefix_unless_space && (s[0] == ' ' || (n >= SPM_SPACE_BYTES &&
-                                                             !memcmp(s, SPM_SPACE, SPM_SPACE_BYTES))))
+    if (prefix && t->prefix_unless_space &&
+        (s[0] == ' ' || (n >= SPM_SPACE_BYTES && !memcmp(s, SPM_SPACE, SPM_SPACE_BYTES))))
         prefix = false;
     if (prefix) strbuf_append(b, SPM_SPACE, SPM_SPACE_BYTES);
     for (size_t i = 0; i < n;) {
@@ -333,11 +347,13 @@ static int encode_segment_spm(struct encoder *c, const char *s, size_t n, bool f
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                      struct tokens *out, struct err *e) {
     if (n > TOKENIZER_MAX_TEXT_BYTES)
-        return err_raise(e, E_TOO_LONG, "text of %zu bytes, at most %d", n, TOKENIZER_MAX_TEXT_BYTES);
+        return err_raise(e, E_TOO_LONG, "text of %zu bytes, at most %d", n,
+                         TOKENIZER_MAX_TEXT_BYTES);
     struct encoder c = {.t = t, .out = out};
     bool special = flags & TOKENIZER_PARSE_SPECIAL;
     int rc = 0;
-    if ((flags & TOKENIZER_ADD_SPECIAL) && t->add_bos && t->bos >= 0) rc = tokenizer__push(out, t->bos, e);
+    if ((flags & TOKENIZER_ADD_SPECIAL) && t->add_bos && t->bos >= 0)
+        rc = tokenizer__push(out, t->bos, e);
     for (size_t at = 0; at < n && !rc;) {
         struct added_match m = {.begin = n, .end = n, .id = -1};
         added_next(&t->added, &t->vocab, text, n, at, special, &m);

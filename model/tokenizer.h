@@ -2,9 +2,9 @@
 #define TANDEM_MODEL_TOKENIZER_H
 
 /* Text <-> token ids. Two algorithms: byte-level BPE behind a pre-tokenizer pattern (gpt-2,
- * llama-bpe, qwen2, smollm), and SentencePiece-style BPE by score with byte fallback. Ids equal those
- * of the model's own tokenizer. Thread safe once open: encoding allocates from the heap, shares
- * nothing. Time is linear in the text times log of the longest pre-token. */
+ * llama-bpe, qwen2, smollm, tekken), and SentencePiece-style BPE with byte fallback. Ids equal
+ * those of the model's own tokenizer. Thread safe once open: encoding allocates from the heap,
+ * shares nothing. Time is linear in the text times log of the longest pre-token. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -56,8 +56,11 @@ enum tokenizer_flags {
     TOKENIZER_PARSE_SPECIAL = 2 /* "<|im_start|>" in text becomes its token: template text only */
 };
 
-/* Append the ids of text[0..n). Invalid UTF-8 is taken byte by byte as the model's byte tokens, never
- * refused. E_TOO_LONG when out->limit is reached, E_NOMEM. */
+/* Append the ids of text[0..n). Invalid UTF-8 is taken byte by byte as the model's byte tokens,
+ * never refused; a byte that the vocabulary has no token for (SmolLM2 lacks some) leaves no trace,
+ * as in the model's own tokenizer. User-defined tokens ("<think>" of Qwen3) are found in any text,
+ * as they are ordinary output; control tokens only with TOKENIZER_PARSE_SPECIAL. E_TOO_LONG when
+ * out->limit is reached or the text is larger than 256 MiB, E_NOMEM. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                      struct tokens *out, struct err *e);
 

@@ -1,6 +1,6 @@
 /* Tokenizers out of a GGUF's tokenizer.ggml.* keys. What a key's absence means depends on the
- * algorithm and the pre-tokenizer, as in the project that writes these files (source: the defaults of
- * llama-vocab.cpp). */
+ * algorithm and the pre-tokenizer, as in the project that writes these files (source: the defaults
+ * of llama-vocab.cpp). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,7 +87,8 @@ static int read_tokens(struct tokenizer *t, const struct gguf *g, struct err *e)
     int rc = gguf_array(g, KEY "tokens", &type, &n, e);
     if (rc) return rc;
     if (n == 0 || n > VOCAB_MAX_TOKENS)
-        return err_raise(e, E_FORMAT, KEY "tokens has %zu entries, allowed 1..%d", n, VOCAB_MAX_TOKENS);
+        return err_raise(e, E_FORMAT, KEY "tokens has %zu entries, allowed 1..%d", n,
+                         VOCAB_MAX_TOKENS);
     if ((rc = side_array(g, KEY "token_type", GGUF_I32, n, &types, e))) return rc;
     if ((rc = side_array(g, KEY "scores", GGUF_F32, n, &scores, e))) return rc;
     if (t->algorithm == ALGORITHM_SPM_SCORE && !scores)
@@ -155,9 +156,12 @@ static int read_special(struct tokenizer *t, const struct gguf *g, struct err *e
         const char *key;
         int *out;
     } ids[] = {
-        {KEY "bos_token_id", &t->bos},         {KEY "eos_token_id", &t->eos},
-        {KEY "eot_token_id", &eot},            {KEY "eom_token_id", &eom},
-        {KEY "padding_token_id", &t->padding}, {KEY "unknown_token_id", &unknown},
+        {KEY "bos_token_id", &t->bos},
+        {KEY "eos_token_id", &t->eos},
+        {KEY "eot_token_id", &eot},
+        {KEY "eom_token_id", &eom},
+        {KEY "padding_token_id", &t->padding},
+        {KEY "unknown_token_id", &unknown},
     };
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
         if ((rc = read_id(g, ids[i].key, n, ids[i].out, e))) return rc;

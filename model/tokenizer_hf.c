@@ -21,7 +21,8 @@ static int parse(json_t **out, const char *bytes, size_t n, const char *what, st
     json_error_t bad;
     *out = json_loadb(bytes, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &bad);
     if (!*out)
-        return err_raise(e, E_FORMAT, "%s: line %d column %d: %s", what, bad.line, bad.column, bad.text);
+        return err_raise(e, E_FORMAT, "%s: line %d column %d: %s", what, bad.line, bad.column,
+                         bad.text);
     if (json_is_object(*out)) return 0;
     json_decref(*out);
     *out = NULL;
@@ -38,7 +39,8 @@ static int read_model(struct tokenizer *t, json_t *model, struct err *e) {
     for (int i = 0; i < 2; i++) {
         const char *affix = tokenizer_hf_str(model, affixes[i]);
         if (affix && *affix)
-            return err_raise(e, E_UNSUPPORTED, "tokenizer.json: model.%s = '%.100s'", affixes[i], affix);
+            return err_raise(e, E_UNSUPPORTED, "tokenizer.json: model.%s = '%.100s'", affixes[i],
+                             affix);
     }
     if (json_number_value(json_object_get(model, "dropout")) != 0)
         return err_raise(e, E_UNSUPPORTED, "tokenizer.json: model.dropout");
@@ -64,7 +66,8 @@ static int highest_id(json_t *vocab, json_t *added, size_t *n, struct err *e) {
     for (size_t i = 0; i < json_array_size(added); i++) {
         json_t *id = json_object_get(json_array_get(added, i), "id");
         if (!json_is_integer(id) || json_integer_value(id) < 0)
-            return err_raise(e, E_FORMAT, "tokenizer.json: added_tokens[%zu].id is no number >= 0", i);
+            return err_raise(e, E_FORMAT, "tokenizer.json: added_tokens[%zu].id is no number >= 0",
+                             i);
         if (json_integer_value(id) > max) max = json_integer_value(id);
     }
     if (max >= VOCAB_MAX_TOKENS || max >= (json_int_t)(4 * count + 1024))
@@ -74,7 +77,8 @@ static int highest_id(json_t *vocab, json_t *added, size_t *n, struct err *e) {
     return 0;
 }
 
-static int place_vocab(const struct tokenizer *t, json_t *vocab, struct entry *entries, struct err *e) {
+static int place_vocab(const struct tokenizer *t, json_t *vocab, struct entry *entries,
+                       struct err *e) {
     const char *text;
     json_t *value;
     json_object_foreach(vocab, text, value) {
@@ -83,7 +87,8 @@ static int place_vocab(const struct tokenizer *t, json_t *vocab, struct entry *e
             return err_raise(e, E_FORMAT, "tokenizer.json: '%.100s' and '%.100s' both have id %lld",
                              entry->text, text, (long long)json_integer_value(value));
         *entry = (struct entry){text, strlen(text), TOKEN_NORMAL, 0};
-        if (t->byte_fallback && vocab_parse_byte(entry->text, entry->n) >= 0) entry->type = TOKEN_BYTE;
+        if (t->byte_fallback && vocab_parse_byte(entry->text, entry->n) >= 0)
+            entry->type = TOKEN_BYTE;
     }
     return 0;
 }
@@ -115,7 +120,8 @@ static int place_added(json_t *added, struct entry *entries, struct err *e) {
 static int read_vocab(struct tokenizer *t, json_t *root, uint8_t **flags, struct err *e) {
     json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
     json_t *added = json_object_get(root, "added_tokens");
-    if (!json_is_object(vocab)) return err_raise(e, E_FORMAT, "tokenizer.json: model.vocab is missing");
+    if (!json_is_object(vocab))
+        return err_raise(e, E_FORMAT, "tokenizer.json: model.vocab is missing");
     size_t n = 0;
     int rc = highest_id(vocab, added, &n, e);
     if (rc) return rc;
@@ -130,8 +136,7 @@ static int read_vocab(struct tokenizer *t, json_t *root, uint8_t **flags, struct
         if (entry->text)
             rc = vocab_add(&t->vocab, entry->text, entry->n, entry->type, 0,
                            t->algorithm == ALGORITHM_BYTE_BPE, e);
-        else
-            rc = vocab_add(&t->vocab, "", 0, TOKEN_UNUSED, 0, false, e);
+        else rc = vocab_add(&t->vocab, "", 0, TOKEN_UNUSED, 0, false, e);
     }
     free(entries);
     if (!rc) rc = tokenizer__index(t, e);
@@ -178,11 +183,12 @@ static int read_merges(struct tokenizer *t, json_t *merges, struct err *e) {
 static int named_token(const struct tokenizer *t, json_t *config, const char *key, int *id,
                        struct err *e) {
     json_t *value = json_object_get(config, key);
-    const char *text = json_is_object(value) ? tokenizer_hf_str(value, "content")
-                                             : json_string_value(value);
+    const char *text =
+        json_is_object(value) ? tokenizer_hf_str(value, "content") : json_string_value(value);
     if (!text) return 0;
     *id = tokenizer_find(t, text);
-    if (*id < 0) return err_raise(e, E_FORMAT, "tokenizer_config.json: %s '%.100s' is no token", key, text);
+    if (*id < 0)
+        return err_raise(e, E_FORMAT, "tokenizer_config.json: %s '%.100s' is no token", key, text);
     return 0;
 }
 
@@ -192,9 +198,11 @@ static int read_special(struct tokenizer *t, json_t *root, json_t *config, struc
     if (!rc) rc = named_token(t, config, "bos_token", &t->bos, e);
     if (!rc) rc = named_token(t, config, "eos_token", &t->eos, e);
     if (rc) return rc;
-    int first = before ? tokenizer_find(t, before) : -1, last = after ? tokenizer_find(t, after) : -1;
+    int first = before ? tokenizer_find(t, before) : -1,
+        last = after ? tokenizer_find(t, after) : -1;
     if ((before && first < 0) || (after && last < 0))
-        return err_raise(e, E_FORMAT, "tokenizer.json: post_processor adds '%.100s', which is no token",
+        return err_raise(e, E_FORMAT,
+                         "tokenizer.json: post_processor adds '%.100s', which is no token",
                          before && first < 0 ? before : after);
     if (first >= 0) t->bos = first;
     if (last >= 0) t->eos = last;
@@ -207,7 +215,8 @@ static int read_special(struct tokenizer *t, json_t *root, json_t *config, struc
 
 static int add_eog(struct tokenizer *t, json_t *id, struct err *e) {
     if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= t->vocab.n)
-        return err_raise(e, E_FORMAT, "generation_config.json: eos_token_id %lld, the vocabulary has %d",
+        return err_raise(e, E_FORMAT,
+                         "generation_config.json: eos_token_id %lld, the vocabulary has %d",
                          (long long)json_integer_value(id), t->vocab.n);
     if (!tokenizer__add_eog(t, (int)json_integer_value(id)))
         return err_raise(e, E_FORMAT, "generation_config.json: more than %d ids in eos_token_id",
@@ -219,9 +228,9 @@ static int read_eog(struct tokenizer *t, json_t *generation, struct err *e) {
     json_t *ids = json_object_get(generation, "eos_token_id");
     int rc = 0;
     if (json_is_array(ids))
-        for (size_t i = 0; i < json_array_size(ids) && !rc; i++) rc = add_eog(t, json_array_get(ids, i), e);
-    else if (ids && !json_is_null(ids))
-        rc = add_eog(t, ids, e);
+        for (size_t i = 0; i < json_array_size(ids) && !rc; i++)
+            rc = add_eog(t, json_array_get(ids, i), e);
+    else if (ids && !json_is_null(ids)) rc = add_eog(t, ids, e);
     if (rc) return rc;
     (void)tokenizer__add_eog(t, t->eos);
     tokenizer__add_known_eog(t);
@@ -261,11 +270,12 @@ int tokenizer__open_hf_bytes(struct tokenizer **out, const char *json, size_t n,
 }
 
 /* Read folder/name; a file that is not there leaves `f` zeroed, unless it is required. */
-static int read_file(struct file *f, const char *folder, const char *name, size_t limit, bool required,
-                     struct err *e) {
+static int read_file(struct file *f, const char *folder, const char *name, size_t limit,
+                     bool required, struct err *e) {
     char path[MAX_PATH_BYTES];
     size_t folder_n = strlen(folder);
-    if (folder_n + strlen(name) + 2 > sizeof path) return err_raise(e, E_TOO_LONG, "path of %s", name);
+    if (folder_n + strlen(name) + 2 > sizeof path)
+        return err_raise(e, E_TOO_LONG, "path of %s", name);
     memcpy(path, folder, folder_n);
     path[folder_n] = '/';
     memcpy(path + folder_n + 1, name, strlen(name) + 1);

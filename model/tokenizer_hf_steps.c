@@ -1,4 +1,5 @@
-/* The processing steps of a tokenizer.json, recognised by their structure and exact pattern text. */
+/* The processing steps of a tokenizer.json, recognised by their structure and exact pattern text.
+ */
 #include <string.h>
 
 #include "model/tokenizer_hf.h"
@@ -7,7 +8,9 @@ const char *tokenizer_hf_str(json_t *object, const char *key) {
     return json_string_value(json_object_get(object, key));
 }
 
-static bool str_is(const char *s, const char *want) { return s && strcmp(s, want) == 0; }
+static bool str_is(const char *s, const char *want) {
+    return s && strcmp(s, want) == 0;
+}
 
 /* Member `key` is true; a missing one reads as `missing`. */
 static bool flag(json_t *object, const char *key, bool missing) {
@@ -70,14 +73,10 @@ static int metaspace_step(struct tokenizer *t, json_t *step, struct err *e) {
     if (!str_is(tokenizer_hf_str(step, "replacement"), SPM_SPACE))
         return unsupported(e, "pre_tokenizer", step, "replacement other than U+2581");
     if (!scheme) scheme = flag(step, "add_prefix_space", true) ? "always" : "never";
-    if (str_is(scheme, "always"))
-        t->prefix = PREFIX_ALWAYS;
-    else if (str_is(scheme, "first"))
-        t->prefix = PREFIX_FIRST;
-    else if (str_is(scheme, "never"))
-        t->prefix = PREFIX_NEVER;
-    else
-        return unsupported(e, "pre_tokenizer", step, scheme);
+    if (str_is(scheme, "always")) t->prefix = PREFIX_ALWAYS;
+    else if (str_is(scheme, "first")) t->prefix = PREFIX_FIRST;
+    else if (str_is(scheme, "never")) t->prefix = PREFIX_NEVER;
+    else return unsupported(e, "pre_tokenizer", step, scheme);
     t->algorithm = ALGORITHM_SPM_RANK;
     t->prefix_unless_space = true;
     t->split_words = flag(step, "split", true);
@@ -107,7 +106,8 @@ static int pre_tokenizer_step(struct tokenizer *t, json_t *step, struct err *e) 
         if (!pattern) return unsupported(e, "pre_tokenizer", step, "without a regular expression");
         bool isolated = str_is(tokenizer_hf_str(step, "behavior"), "Isolated");
         /* Removing what does not match leaves the same pieces: the patterns cover every text. */
-        bool kept = str_is(tokenizer_hf_str(step, "behavior"), "Removed") && flag(step, "invert", false);
+        bool kept =
+            str_is(tokenizer_hf_str(step, "behavior"), "Removed") && flag(step, "invert", false);
         if (!(isolated && !flag(step, "invert", false)) && !kept)
             return unsupported(e, "pre_tokenizer", step, "behavior other than Isolated");
         t->kind = pretokenizer_by_pattern(pattern, strlen(pattern));
@@ -118,8 +118,7 @@ static int pre_tokenizer_step(struct tokenizer *t, json_t *step, struct err *e) 
         if (flag(step, "add_prefix_space", true))
             return unsupported(e, "pre_tokenizer", step, "add_prefix_space");
         bool use_regex = flag(step, "use_regex", true);
-        if (t->kind == PRE_NONE && use_regex)
-            t->kind = PRE_GPT2;
+        if (t->kind == PRE_NONE && use_regex) t->kind = PRE_GPT2;
         else if (t->kind == PRE_NONE)
             return unsupported(e, "pre_tokenizer", step, "without any pattern");
         else if (use_regex != (t->kind == PRE_SMOLLM))
@@ -167,7 +166,8 @@ int tokenizer_hf_steps(struct tokenizer *t, json_t *root, struct err *e) {
                        pre_tokenizer_step, e);
     if (rc) return rc;
     if (t->algorithm == ALGORITHM_BYTE_BPE && !t->seen_byte_level)
-        return err_raise(e, E_UNSUPPORTED, "tokenizer.json: neither ByteLevel nor U+2581 for spaces");
+        return err_raise(e, E_UNSUPPORTED,
+                         "tokenizer.json: neither ByteLevel nor U+2581 for spaces");
     if (t->algorithm != ALGORITHM_BYTE_BPE && t->nfc)
         return err_raise(e, E_UNSUPPORTED, "tokenizer.json: NFC beside a SentencePiece step");
     return each_step(t, json_object_get(root, "decoder"), "decoder", "decoders", decoder_step, e);
@@ -180,14 +180,10 @@ static int template_step(json_t *step, const char **before, const char **after, 
     for (size_t i = 0; i < json_array_size(single); i++) {
         json_t *item = json_array_get(single, i);
         const char *token = tokenizer_hf_str(json_object_get(item, "SpecialToken"), "id");
-        if (json_object_get(item, "Sequence") && !seen)
-            seen = true;
-        else if (token && !seen && !*before)
-            *before = token;
-        else if (token && seen && !*after)
-            *after = token;
-        else
-            return unsupported(e, "post_processor", step, "adds more than one token on a side");
+        if (json_object_get(item, "Sequence") && !seen) seen = true;
+        else if (token && !seen && !*before) *before = token;
+        else if (token && seen && !*after) *after = token;
+        else return unsupported(e, "post_processor", step, "adds more than one token on a side");
     }
     return 0;
 }

@@ -47,20 +47,20 @@ enum token_type {
  * added token may read like an ordinary one: NORMAL entries, and all others but UNUSED. */
 struct vocab {
     int n, cap;
-    char *text;          /* all texts, end to end */
+    char *text; /* all texts, end to end */
     size_t text_bytes, text_cap;
-    uint32_t *offset;    /* [n + 1] */
-    uint8_t *type;       /* [n] enum token_type */
-    float *score;        /* [n]; zeros where the file has none */
-    int32_t *slot;       /* open addressing, -1 free */
-    uint32_t mask;       /* slots - 1 */
-    uint64_t seed;       /* against files made to collide */
-    size_t max_bytes;    /* of NORMAL and USER_DEFINED entries */
+    uint32_t *offset;     /* [n + 1] */
+    uint8_t *type;        /* [n] enum token_type */
+    float *score;         /* [n]; zeros where the file has none */
+    int32_t *slot;        /* open addressing, -1 free */
+    uint32_t mask;        /* slots - 1 */
+    uint64_t seed;        /* against files made to collide */
+    size_t max_bytes;     /* of NORMAL and USER_DEFINED entries */
     int32_t byte_id[256]; /* token of one byte, -1 where the vocabulary has none */
 };
 
-/* Append the next id's entry. `raw` is the text as the file has it; byte_level decodes it unless the
- * type says that it is taken literally. E_FORMAT with the id, E_NOMEM. */
+/* Append the next id's entry. `raw` is the text as the file has it; byte_level decodes it unless
+ * the type says that it is taken literally. E_FORMAT with the id, E_NOMEM. */
 int vocab_add(struct vocab *v, const char *raw, size_t n, int type, float score, bool byte_level,
               struct err *e);
 
@@ -92,9 +92,9 @@ enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2 };
 
 struct added {
     int n;
-    int32_t *sorted;  /* [n] ids in byte order of their text */
-    uint8_t *flags;   /* [n] ADDED_*, in the same order */
-    bool first[256];  /* can a match begin with this byte? */
+    int32_t *sorted; /* [n] ids in byte order of their text */
+    uint8_t *flags;  /* [n] ADDED_*, in the same order */
+    bool first[256]; /* can a match begin with this byte? */
 };
 
 struct added_match {
@@ -109,8 +109,8 @@ void added_deinit(struct added *a);
 
 /* The next match in text[from..n): leftmost, then longest. Control and unknown tokens only with
  * `special`. */
-bool added_next(const struct added *a, const struct vocab *v, const char *text, size_t n, size_t from,
-                bool special, struct added_match *m);
+bool added_next(const struct added *a, const struct vocab *v, const char *text, size_t n,
+                size_t from, bool special, struct added_match *m);
 
 /* Length of the white space character that text[0..n) begins with, 0 where it begins with none. */
 size_t added_space_at(const char *text, size_t n);
@@ -147,8 +147,8 @@ void pretokenizer_close(struct pretokenizer *p);
 typedef int pretokenizer_fn(void *arg, const char *piece, size_t n, struct err *e);
 
 /* Cut valid UTF-8 text[0..n) into pieces that cover it. E_TOO_LONG where a match limit was hit. */
-int pretokenizer_split(const struct pretokenizer *p, const char *text, size_t n, pretokenizer_fn *fn,
-                       void *arg, struct err *e);
+int pretokenizer_split(const struct pretokenizer *p, const char *text, size_t n,
+                       pretokenizer_fn *fn, void *arg, struct err *e);
 
 /* ---- bpe.c ---- */
 
@@ -223,10 +223,10 @@ struct tokenizer {
     bool ignore_merges; /* a pre-token that is an entry is taken whole */
     bool byte_fallback; /* SentencePiece: unknown characters become byte tokens */
     bool fuse_unknown;
-    bool split_words;   /* SentencePiece in tokenizer.json: cut before each U+2581 */
+    bool split_words; /* SentencePiece in tokenizer.json: cut before each U+2581 */
     enum prefix_scheme prefix;
     bool prefix_unless_space; /* none before a text that begins with a space (Metaspace) */
-    bool strip_first_space; /* tokenizer_decode drops one leading space */
+    bool strip_first_space;   /* tokenizer_decode drops one leading space */
     bool add_bos, add_eos;
     int bos, eos, unknown, padding;
     int eog[TOKENIZER_MAX_EOG];
@@ -234,8 +234,8 @@ struct tokenizer {
     uint64_t fingerprint;
 };
 
-/* A flag of tokenizer_encode for our own use: the text follows other tokens, so that a model that puts a
- * space before the first text only puts none here. */
+/* A flag of tokenizer_encode for our own use: the text follows other tokens, so that a model that
+ * puts a space before the first text only puts none here. */
 enum { TOKENIZER__CONTINUES = 1 << 8 };
 
 /* Mark `id` as ending a generation (once). False when the list is full. */
@@ -247,7 +247,8 @@ int tokenizer__push(struct tokens *v, int id, struct err *e);
 /* Mark the entries whose text is a known end of turn ("<|im_end|>", "<|eot_id|>", ...). */
 void tokenizer__add_known_eog(struct tokenizer *t);
 
-/* Build what both readers need from the entries: tables, added tokens, pre-tokenizer, fingerprint. */
+/* Build what both readers need from the entries: tables, added tokens, pre-tokenizer, fingerprint.
+ */
 int tokenizer__index(struct tokenizer *t, struct err *e);
 int tokenizer__finish(struct tokenizer *t, const uint8_t *added_flags, struct err *e);
 

@@ -61,7 +61,8 @@ static int vocab_grow(struct vocab *v, size_t text, struct err *e) {
         if (type) v->type = type;
         float *score = realloc(v->score, (size_t)cap * sizeof *score);
         if (score) v->score = score;
-        if (!offset || !type || !score) return err_raise(e, E_NOMEM, "vocabulary of %d entries", cap);
+        if (!offset || !type || !score)
+            return err_raise(e, E_NOMEM, "vocabulary of %d entries", cap);
         if (v->n == 0) v->offset[0] = 0;
         v->cap = cap;
     }
@@ -117,11 +118,14 @@ static int find_in(const struct vocab *v, const char *s, size_t n, bool special)
         if (id < 0) return -1;
         size_t len;
         const char *text = vocab_text(v, id, &len);
-        if (len == n && (v->type[id] != TOKEN_NORMAL) == special && memcmp(text, s, n) == 0) return id;
+        if (len == n && (v->type[id] != TOKEN_NORMAL) == special && memcmp(text, s, n) == 0)
+            return id;
     }
 }
 
-int vocab_find(const struct vocab *v, const char *s, size_t n) { return find_in(v, s, n, false); }
+int vocab_find(const struct vocab *v, const char *s, size_t n) {
+    return find_in(v, s, n, false);
+}
 
 int vocab_find_special(const struct vocab *v, const char *s, size_t n) {
     return find_in(v, s, n, true);

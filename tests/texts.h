@@ -1,9 +1,9 @@
 #ifndef TANDEM_TESTS_TEXTS_H
 #define TANDEM_TESTS_TEXTS_H
 
-/* Texts for tokenizer tests, a pure function of their number, so that only hashes of the expected ids
- * need to be stored. Eight kinds in turn: prose, code, white space, digits, scripts, emoji, random
- * code points, all mixed. Valid UTF-8 without NUL. */
+/* Texts for tokenizer tests, a pure function of their number, so that only hashes of the expected
+ * ids need to be stored. Eight kinds in turn: prose, code, white space, digits, scripts, emoji,
+ * random code points, all mixed. Valid UTF-8 without NUL. */
 
 #include <stddef.h>
 

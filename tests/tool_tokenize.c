@@ -1,6 +1,6 @@
 /* A tool for the golden makers, no test.
- *   tool_tokenize ids FILE.gguf|FOLDER [special] [bos]   ids of NUL-separated texts, one line a text
- *   tool_tokenize texts COUNT                            the test texts, each followed by NUL
+ *   tool_tokenize ids FILE.gguf|FOLDER [special] [bos]   ids of NUL-separated texts, one line a
+ * text tool_tokenize texts COUNT                            the test texts, each followed by NUL
  *   tool_tokenize family                                 family of the chat template on stdin */
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,8 @@ static int print_ids(const char *path, unsigned flags) {
         return 1;
     }
     fprintf(stderr, "%s: %d tokens, fingerprint %016llx, opened in %.0f ms\n", path,
-            tokenizer_n_tokens(t), (unsigned long long)tokenizer_fingerprint(t), clock_ms_since(start));
+            tokenizer_n_tokens(t), (unsigned long long)tokenizer_fingerprint(t),
+            clock_ms_since(start));
     char *line = NULL;
     size_t cap = 0;
     ssize_t n;

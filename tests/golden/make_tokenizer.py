@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the tokenizer goldens, and check this project's tokenizers on the full vocabularies on the way.
+"""Make the tokenizer goldens, and check our tokenizers on the full vocabularies on the way.
 
   python3 tests/golden/make_tokenizer.py --vocabs LLAMA_CPP/models \\
       --target models/SmolLM2-135M-Instruct.Q4_1.gguf --tool build/release/tests/tool_tokenize
@@ -10,7 +10,8 @@ ggml-vocab-*.gguf with their test vectors (.inp, .out). Nothing is written with 
 For each vocabulary: a `tokenizers` object is built from its tokens and merges with the published
 pattern; its ids of 10,000 texts (tests/texts.c) must equal ours, from the GGUF and from the
 tokenizer.json that the object saves; the vocabulary's own vectors must equal ours too. Then the
-vocabulary is pruned to the tokens that occur in the texts and the vectors, renumbered, and written."""
+vocabulary is pruned to the tokens that occur in the texts and the vectors, renumbered, and
+written."""
 import argparse
 import json
 import os
@@ -24,8 +25,8 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
                         processors)
 
 N_TEXTS = 10000
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
           r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
@@ -89,7 +90,7 @@ def reference(v, kind):
 
 
 def add_special(t, v):
-    """After the reference ids were taken: there specials are always parsed, ours only on request."""
+    """After the reference ids were taken: specials are always parsed there, ours on request."""
     for i, token in enumerate(v.tokens):
         if v.types[i] in (UNKNOWN, CONTROL, USER):
             t.add_tokens([AddedToken(token, special=v.types[i] != USER, normalized=False)])
@@ -129,7 +130,9 @@ def occurring(t, kind, texts, tokens):
         text = text.decode()
         if t.normalizer:
             text = t.normalizer.normalize_str(text)
-        pieces.update(p for p, _ in t.pre_tokenizer.pre_tokenize_str(text)) if t.pre_tokenizer else \
+        if t.pre_tokenizer:
+            pieces.update(p for p, _ in t.pre_tokenizer.pre_tokenize_str(text))
+        else:
             pieces.add(text)
     for piece in pieces:
         for a in range(len(piece)):
@@ -140,9 +143,9 @@ def occurring(t, kind, texts, tokens):
 
 
 def prune(v, t, kind, texts, longest=10000):
-    """The vocabulary with only the tokens of `texts`, renumbered; .keep maps new id -> old id. Merging
-    sees the same candidates in the same order as with the full vocabulary, because every merge whose
-    result occurs in a text is kept and so are its parts."""
+    """The vocabulary with only the tokens of `texts`, renumbered; .keep maps new id -> old id.
+    Merging sees the same candidates in the same order as with the full vocabulary, because every
+    merge whose result occurs in a text is kept and so are its parts."""
     tokens = {x: i for i, x in enumerate(v.tokens)}
     found = {x for x in occurring(t, kind, texts, tokens) if len(x) <= longest}
     special = [i for i in range(len(v.tokens)) if v.types[i] in (CONTROL, UNKNOWN, USER)]
@@ -184,24 +187,26 @@ def write_gguf(v, path):
 
 
 def write_tiny_json(v, t, kind, texts, path):
-    """A tokenizer.json as the tokenizers package saves it, with added tokens of every sort, and under
-    the key "expected" that package's own ids of some texts."""
+    """A tokenizer.json as the tokenizers package saves it, with added tokens of every sort, and
+    under the key "expected" that package's own ids of some texts."""
     tiny = prune(v, t, kind, texts, longest=16)
     small = reference(tiny, kind)
     add_special(small, tiny)
-    small.add_tokens([AddedToken("<both>", lstrip=True, rstrip=True, special=True, normalized=False),
-                      AddedToken("<left>", lstrip=True, special=True, normalized=False),
-                      AddedToken("<right>", rstrip=True, special=True, normalized=False),
-                      AddedToken("<tool>", special=False, normalized=False),
-                      AddedToken("<tool><tool>!", special=False, normalized=False)])
+    for text, flags in (("<both>", {"lstrip": True, "rstrip": True, "special": True}),
+                        ("<left>", {"lstrip": True, "special": True}),
+                        ("<right>", {"rstrip": True, "special": True}),
+                        ("<tool>", {"special": False}), ("<tool><tool>!", {"special": False})):
+        small.add_tokens([AddedToken(text, normalized=False, **flags)])
     if kind == "llama-spm":
-        small.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        small.post_processor = processors.TemplateProcessing(single="<s> $A",
+                                                             special_tokens=[("<s>", 1)])
     texts = texts + [x.encode() for x in (
         "a <both> b", "a\u00a0\n<both>\t\u3000<both> b", "<left>  <left> x", "<right>  <right> x",
         "x<tool>y<tool><tool>!z<tool><tool>", "<tool>", " <tool> ", "<both", "<<both>>")]
     with open(path, "w") as f:
         data = json.loads(small.to_str())
-        data["expected"] = [{"text": x.decode(), "ids": small.encode(x.decode()).ids} for x in texts]
+        texts = [x.decode() for x in texts]
+        data["expected"] = [{"text": x, "ids": small.encode(x).ids} for x in texts]
         json.dump(data, f, ensure_ascii=False, separators=(",", ":"))
         f.write("\n")
 
@@ -228,7 +233,8 @@ def main():
         print(f"{kind}: {os.path.basename(path)}")
         v = Vocab(path)
         t = reference(v, kind)
-        want = [e.ids for e in t.encode_batch([x.decode() for x in texts], add_special_tokens=False)]
+        encoded = t.encode_batch([x.decode() for x in texts], add_special_tokens=False)
+        want = [e.ids for e in encoded]
         if kind != "tekken":
             bad += compare("GGUF", texts, want, our_ids(args.tool, path, texts))
         folder = tempfile.mkdtemp()
