@@ -26,7 +26,7 @@ static void test_serve_hello_timeout(void) {
     struct serve_options o;
     struct peer mute, half, good, bad;
     peer_options(&o);
-    o.hello_timeout_ms = 300;
+    o.hello_timeout_ms = 800;
     spawn_server(&s, &o, 1000, 1);
     peer_open(&mute, &s);
     peer_open(&half, &s);
@@ -39,7 +39,7 @@ static void test_serve_hello_timeout(void) {
     peer_expect_closed(&mute, 2000);
     peer_expect_closed(&half, 2000);
     peer_expect_closed(&bad, 2000);
-    peer_expect_silence(&good, 300);
+    peer_expect_silence(&good, 500);
     peer_close(&mute);
     peer_close(&half);
     peer_close(&bad);
@@ -330,7 +330,7 @@ static void test_serve_token(void) {
     o.n_listen = 2;
     o.listen[1] = (struct serve_listen){.host = "127.0.0.1", .port = 0};
     o.token = "secret";
-    o.hello_timeout_ms = 400;
+    o.hello_timeout_ms = 1000;
     spawn_server(&s, &o, 1000, 1);
     static const char *const wrong[] = {
         "[0,1,'generate',['a']]",
