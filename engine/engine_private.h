@@ -89,6 +89,7 @@ struct engine_request {
     int n_logits;
     int first_logit;   /* index of its first logits row */
     bool news;
+    enum engine_finish end; /* what `finish` will be, once on the done list */
     int64_t last_token_ns;
     struct engine_request *next;
 };

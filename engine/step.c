@@ -11,20 +11,20 @@
 
 /* ---- The end of a request ---- */
 
-/* Publish the end; the request leaves for `done`. It must be on no other list. */
-static void retire(struct engine *g, struct engine_request *r, enum engine_finish finish) {
+/* The request leaves for `done`; its owner learns of it in deliver(), after the numbers were published, so
+ * that whoever sees an end finds it counted. It must be on no other list. */
+static void retire(struct engine *g, struct engine_request *r, enum engine_finish end) {
+    r->end = end;
     r->finished_ns = clock_ns();
-    atomic_store_explicit(&r->n_tokens, r->n_out, memory_order_release);
-    atomic_store_explicit(&r->finish, (int)finish, memory_order_release);
-    g->live.n_finished[finish]++;
+    g->live.n_finished[end]++;
     engine__histogram_add(&g->live.e2e, (double)(r->finished_ns - r->submitted_ns) / 1e9);
     engine__list_push(&g->done, r);
 }
 
 /* Take running[idx] out: its finished blocks stay in the cache, its pages and reservation go back. */
-static void leave(struct engine *g, int idx, enum engine_finish finish) {
+static void leave(struct engine *g, int idx, enum engine_finish end) {
     struct engine_request *r = g->running[idx];
-    if (r->use_cache && finish != ENGINE_FAILED) {
+    if (r->use_cache && end != ENGINE_FAILED) {
         int n_prompt_kv = r->n_kv < r->n_prompt ? r->n_kv : r->n_prompt;
         kvpool_seq_register(g->pool, r->seq, r->ids, n_prompt_kv, KVPOOL_PROMPT, r->salt);
         kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_GENERATED, r->salt);
@@ -33,7 +33,7 @@ static void leave(struct engine *g, int idx, enum engine_finish finish) {
     g->free_slot[g->n_free_slots++] = r->slot;
     g->n_running--;
     memmove(&g->running[idx], &g->running[idx + 1], (size_t)(g->n_running - idx) * sizeof g->running[0]);
-    retire(g, r, finish);
+    retire(g, r, end);
 }
 
 static void fail(struct engine *g, int idx, int code, const char *text) {
@@ -222,8 +222,8 @@ static bool step(struct engine *g) {
     return true;
 }
 
-/* Outside of the guard: tell owners, let go of what ended. The numbers come first, so that whoever was told
- * finds itself counted. */
+/* Outside of the guard: publish, tell owners, let go of what ended. The engine is idle before the last owner
+ * is told, so that a server that drains may look when it is told. */
 static void deliver(struct engine *g) {
     engine__stats_publish(g);
     for (int i = 0; i < g->n_running; i++) {
@@ -233,8 +233,10 @@ static void deliver(struct engine *g) {
         engine__request_notify(r);
     }
     for (struct engine_request *r; (r = engine__list_pop(&g->done));) {
-        engine__request_notify(r);
+        atomic_store_explicit(&r->n_tokens, r->n_out, memory_order_release);
+        atomic_store_explicit(&r->finish, (int)r->end, memory_order_release);
         atomic_fetch_sub(&g->n_live, 1);
+        engine__request_notify(r);
         engine__request_unref(r);
     }
 }

@@ -14,7 +14,7 @@ void tiny_engine_options(struct engine_options *o) {
     o->n_threads = 1;
     o->max_seqs = 8;
     o->max_rows = 64;
-    o->kv_memory_bytes = (size_t)4 << 20;
+    o->kv_memory_bytes = (size_t)64 * TINY_BLOCK_BYTES;
 }
 
 struct engine *tiny_engine_open(const struct engine_options *o, const struct tiny_options *t) {
@@ -58,7 +58,7 @@ struct engine_progress tiny_wait_tokens(const struct engine_request *r, int n) {
     for (;;) {
         engine_poll(r, &p);
         if (p.finish != ENGINE_RUNNING || p.n_tokens >= n) return p;
-        if (clock_ms_since(start) > 20000) fail_msg("a request hangs at %d tokens", p.n_tokens);
+        if (clock_ms_since(start) > 60000) fail_msg("a request hangs at %d tokens", p.n_tokens);
         usleep(100);
     }
 }
@@ -79,7 +79,7 @@ void tiny_assert_pool_whole(struct engine *g) {
     struct engine_stats s;
     int64_t start = clock_ns();
     while (!engine_idle(g)) {
-        if (clock_ms_since(start) > 20000) fail_msg("the engine does not come to rest");
+        if (clock_ms_since(start) > 60000) fail_msg("the engine does not come to rest");
         usleep(200);
     }
     engine_get_stats(g, &s);

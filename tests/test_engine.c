@@ -63,7 +63,7 @@ static void test_engine_stop_strings(void) {
     tiny_engine_options(&o);
     struct engine *g = tiny_engine_open(&o, NULL);
     int n_found = 0;
-    for (uint64_t seed = 0; seed < 12; seed++) {
+    for (uint64_t seed = 0; seed < (TINY_SLOW ? 4 : 12); seed++) {
         int32_t prompt[40], all[200], cut[200];
         struct engine_submit_options s;
         struct engine_progress p;
@@ -116,7 +116,7 @@ static void test_engine_stop_strings(void) {
         verify_text_deinit(&vt);
         free(text);
     }
-    assert_true(n_found >= 6);
+    assert_true(n_found >= (TINY_SLOW ? 2 : 6));
     tiny_assert_pool_whole(g);
     engine_close(g);
 }
@@ -128,7 +128,7 @@ static void test_engine_end_tokens(void) {
     tiny_engine_options(&o);
     struct engine *g = tiny_engine_open(&o, NULL);
     int n_ended = 0;
-    for (uint64_t seed = 0; seed < 20 && n_ended < 5; seed++) {
+    for (uint64_t seed = 0; seed < 20 && n_ended < (TINY_SLOW ? 2 : 5); seed++) {
         int32_t prompt[3], ended[300], on[300], held[300]; /* a banned id moves the draws: other text */
         struct engine_submit_options s;
         struct engine_progress p;
@@ -153,7 +153,7 @@ static void test_engine_end_tokens(void) {
         for (int i = 0; i < s.params.min_tokens; i++)
             assert_false(tokenizer_is_eog(engine_tokenizer(g), held[i]));
     }
-    assert_int_equal(n_ended, 5);
+    assert_int_equal(n_ended, TINY_SLOW ? 2 : 5);
     engine_close(g);
 }
 
@@ -223,7 +223,7 @@ static void test_engine_refusals(void) {
     struct err e;
     static int32_t prompt[2048];
     tiny_engine_options(&o);
-    o.kv_memory_bytes = 8 * 64 * 1024; /* 8 blocks of 4 layers: 512 tokens at most, of 2,048 */
+    o.kv_memory_bytes = 8 * TINY_BLOCK_BYTES; /* 512 tokens at most, of 2,048 */
     struct engine *g = tiny_engine_open(&o, NULL);
     int context = engine_context(g);
     assert_in_range(context, 64, 512);
@@ -287,13 +287,13 @@ static void test_engine_open_refusals(void) {
         if (i == 0) o.context = 4096;
         if (i == 1) o.max_rows = 8;
         if (i == 2) o.max_seqs = ENGINE_MAX_SEQS + 1;
-        if (i == 3) o.select_layer = 5;
+        if (i == 3) o.select_layer = 4;
         if (i == 4) o.kv_type = "f17";
         if (i == 5) o.device = "abacus";
         if (i == 6) o.draft_path = "x";
         if (i == 7) o.model_path = "/nowhere/at/all.gguf";
         if (i == 8) o.prefill_share = 1.5;
-        if (i == 9) o.kv_memory_bytes = 8 * 64 * 1024, o.context = 600;
+        if (i == 9) o.kv_memory_bytes = 8 * TINY_BLOCK_BYTES, o.context = 600;
         if (i == 10) o.kv_memory_bytes = (size_t)1 << 40;
         int rc = engine_open(&g, &o, NULL, NULL, &e);
         if (rc != want[i].rc) fail_msg("%s: %d %s", want[i].what, rc, e.message);
@@ -314,9 +314,12 @@ static void test_engine_nan_fails_one(void) {
     tiny_model_bytes(&t, &b);
     assert_ok(gguf_open_bytes(&file, (const uint8_t *)b.data, b.n, &e), e);
     const struct gguf_tensor *embd = gguf_tensor_find(file, "token_embd.weight");
-    size_t at = (size_t)(embd->data - (const uint8_t *)b.data) + (size_t)POISON * (size_t)t.hidden * 4;
+    const struct gguf_tensor *head = gguf_tensor_find(file, "output.weight");
+    size_t row = (size_t)t.hidden * 4, at = (size_t)(embd->data - (const uint8_t *)b.data) + POISON * row;
+    size_t head_at = (size_t)(head->data - (const uint8_t *)b.data) + POISON * row;
     gguf_close(file);
-    memset(b.data + at, 0xff, (size_t)t.hidden * 4);
+    memset(b.data + at, 0xff, row);
+    memset(b.data + head_at, 0, row); /* a logit of 0 is far from the largest: nobody generates it */
     char path[] = "/tmp/tandem-nan-XXXXXX.gguf";
     int fd = mkstemps(path, 5);
     assert_int_equal(write(fd, b.data, b.n), b.n);
@@ -364,7 +367,7 @@ static void test_engine_second_turn(void) {
     struct engine_stats before, after;
     static int32_t ids[1400];
     tiny_engine_options(&o);
-    o.kv_memory_bytes = (size_t)16 << 20;
+    o.kv_memory_bytes = (size_t)256 * TINY_BLOCK_BYTES;
     struct engine *g = tiny_engine_open(&o, NULL);
     tiny_prompt(3, ids, 1000);
     tiny_submit_options(&s, ids, 1000);
@@ -443,15 +446,15 @@ static void test_engine_guard_is_live(void) {
 }
 
 const struct test tests[] = {
-    {"engine_greedy_equals_naive", TEST_QUICK, 30000, test_engine_greedy_equals_naive},
-    {"engine_stop_strings", TEST_QUICK, 20000, test_engine_stop_strings},
-    {"engine_end_tokens", TEST_QUICK, 20000, test_engine_end_tokens},
-    {"engine_logprobs", TEST_QUICK, 20000, test_engine_logprobs},
-    {"engine_refusals", TEST_QUICK, 20000, test_engine_refusals},
-    {"engine_open_refusals", TEST_QUICK, 20000, test_engine_open_refusals},
-    {"engine_nan_fails_one", TEST_QUICK, 20000, test_engine_nan_fails_one},
-    {"engine_second_turn", TEST_QUICK, 20000, test_engine_second_turn},
-    {"engine_penalties", TEST_QUICK, 20000, test_engine_penalties},
-    {"engine_guard_is_live", TEST_QUICK, 20000, test_engine_guard_is_live},
+    {"engine_greedy_equals_naive", TEST_QUICK, 60000, test_engine_greedy_equals_naive},
+    {"engine_stop_strings", TEST_QUICK, 60000, test_engine_stop_strings},
+    {"engine_end_tokens", TEST_QUICK, 60000, test_engine_end_tokens},
+    {"engine_logprobs", TEST_QUICK, 60000, test_engine_logprobs},
+    {"engine_refusals", TEST_QUICK, 60000, test_engine_refusals},
+    {"engine_open_refusals", TEST_QUICK, 60000, test_engine_open_refusals},
+    {"engine_nan_fails_one", TEST_QUICK, 60000, test_engine_nan_fails_one},
+    {"engine_second_turn", TEST_QUICK, 60000, test_engine_second_turn},
+    {"engine_penalties", TEST_QUICK, 60000, test_engine_penalties},
+    {"engine_guard_is_live", TEST_QUICK, 60000, test_engine_guard_is_live},
     {0},
 };

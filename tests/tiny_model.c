@@ -28,8 +28,8 @@ static const char chat_template[] =
     "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 void tiny_model_default(struct tiny_options *o) {
-    *o = (struct tiny_options){.n_layers = 4, .hidden = 128, .ffn = 256, .n_heads = 4, .n_kv_heads = 2,
-                               .head_dim = 32, .context = 2048, .dtype = KERN_F32, .head_scale = 3,
+    *o = (struct tiny_options){.n_layers = 3, .hidden = 64, .ffn = 128, .n_heads = 4, .n_kv_heads = 2,
+                               .head_dim = 16, .context = 2048, .dtype = KERN_F32, .head_scale = 3,
                                .seed = 1};
 }
 

@@ -2,7 +2,7 @@
 #define TANDEM_TESTS_TINY_MODEL_H
 
 /* A small random llama model with a byte-level vocabulary as a whole GGUF file, so that tests of everything
- * above model/ need no download and a forward pass costs a tenth of a millisecond. 272 tokens: ids 0..255 are
+ * above model/ need no download and a row costs some tens of microseconds. 272 tokens: ids 0..255 are
  * the bytes, then 13 merges (TINY_FIRST_MERGE on), then <|im_start|>, <|im_end|> (end of turn),
  * <|endoftext|>. Queries and keys are scaled so that attention is peaked and a wrong page or position shows. */
 
@@ -29,7 +29,7 @@ struct tiny_options {
     uint64_t seed;
 };
 
-/* 4 layers, hidden 128, FFN 256, 4 heads over 2 of 32, context 2,048, F32. */
+/* 3 layers, hidden 64, FFN 128, 4 heads over 2 of 16, context 2,048, F32. */
 void tiny_model_default(struct tiny_options *o);
 
 /* Append the file's bytes. Fails the running test where memory ends. */
