@@ -4,7 +4,7 @@
  * Beside it stand two floors measured in the same run on the same threads: the matrix's bytes over the read
  * bandwidth of the same bytes, and its products over the rate of a loop of the format's
  * own instruction that touches registers only (AVX2: VPMADDUBSW + VPADDW, once for 4 to 6 bits and twice
- * for 8; AVX-512: VPDPBUSD; floats: FMA; AMX prompt rows: TDPBF16PS). A matrix is used as often as a
+ * for 8; AVX2 VNNI and AVX-512: VPDPBUSD; floats: FMA; AMX prompt rows: TDPBF16PS). A matrix is used as often as a
  * model's layers use theirs: copies of it cycle through --megabytes, so that a small one is not simply
  * read from the nearest cache. CSV on stdout; `# ` lines are talk. */
 #include <math.h>
@@ -42,8 +42,18 @@ static void *need(void *p) {
 
 /* ---- Floors --------------------------------------------------------------------------------- */
 
-enum floor_kind { FLOOR_NONE, FLOOR_MADDUBS, FLOOR_FMA8, FLOOR_DPBUSD, FLOOR_FMA16, FLOOR_AMX, N_FLOORS };
-static const char *const floor_names[] = {"-", "maddubs+add", "fma x8", "vpdpbusd", "fma x16", "tdpbf16ps"};
+enum floor_kind {
+    FLOOR_NONE,
+    FLOOR_MADDUBS,
+    FLOOR_DPBUSD8,
+    FLOOR_FMA8,
+    FLOOR_DPBUSD,
+    FLOOR_FMA16,
+    FLOOR_AMX,
+    N_FLOORS
+};
+static const char *const floor_names[] = {
+    "-", "maddubs+add", "vpdpbusd ymm", "fma x8", "vpdpbusd", "fma x16", "tdpbf16ps"};
 
 enum { LOOPS = 1 << 16 };
 
@@ -57,6 +67,19 @@ __attribute__((target("avx2"))) static double loop_maddubs(void) {
         for (int i = 0; i < 12; i++) {
             __asm__ volatile("" : "+x"(u));
             a[i] = _mm256_add_epi16(a[i], _mm256_maddubs_epi16(u, q));
+        }
+    }
+    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
+    return 12. * 32 * LOOPS;
+}
+__attribute__((target("avx2,avxvnni"))) static double loop_dpbusd8(void) {
+    __m256i a[12], u = _mm256_set1_epi8(3), q = _mm256_set1_epi8(1);
+    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_si256();
+    for (int n = 0; n < LOOPS; n++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) {
+            __asm__ volatile("" : "+x"(u));
+            a[i] = _mm256_dpbusd_avx_epi32(a[i], u, q);
         }
     }
     for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
@@ -122,6 +145,7 @@ static double loop_run(enum floor_kind kind) {
     switch (kind) {
 #if defined(__x86_64__)
     case FLOOR_MADDUBS: return loop_maddubs();
+    case FLOOR_DPBUSD8: return loop_dpbusd8();
     case FLOOR_FMA8: return loop_fma8();
     case FLOOR_DPBUSD: return loop_dpbusd();
     case FLOOR_FMA16: return loop_fma16();
@@ -266,6 +290,7 @@ static enum floor_kind floor_of(const char *isa, enum kern_dtype t, bool prompt,
     *factor = 1;
     if (!strcmp(isa, "amx") && prompt) return FLOOR_AMX;
     if (!strcmp(isa, "amx") || !strcmp(isa, "avx512")) return is_float ? FLOOR_FMA16 : FLOOR_DPBUSD;
+    if (!strcmp(isa, "avxvnni")) return is_float ? FLOOR_FMA8 : FLOOR_DPBUSD8;
     if (strcmp(isa, "avx2")) return FLOOR_NONE;
     if (t == KERN_Q8_0) *factor = 2;
     return is_float ? FLOOR_FMA8 : FLOOR_MADDUBS;
@@ -329,7 +354,7 @@ static const struct {
 int main(int argc, char **argv) {
     struct options o = {.isa = "avx2", .threads = 0, .reps = 15, .megabytes = 64};
     for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc) die("usage: [--isa plain|avx2|avx512|amx] [--threads N] [--reps N]",
+        if (i + 1 == argc) die("usage: [--isa plain|avx2|avxvnni|avx512|amx] [--threads N] [--reps N]",
                                "[--dtype NAME] [--megabytes N]");
         if (!strcmp(argv[i], "--isa")) o.isa = argv[i + 1];
         else if (!strcmp(argv[i], "--dtype")) o.dtype = argv[i + 1];

@@ -288,7 +288,7 @@ struct kern {
 struct kern_options {
     int n_threads;                 /* 0: all usable */
     enum kern_precision precision;
-    const char *isa;               /* NULL or "auto", "amx", "avx512", "avx2", "plain": best allowed kernels;
+    const char *isa;               /* NULL or "auto", "amx", "avx512", "avxvnni", "avx2", "plain": kernels;
                                       one that the machine lacks is refused */
 };
 

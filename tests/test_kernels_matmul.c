@@ -128,8 +128,8 @@ static void rig_close(struct rig *g) {
     g->k->ops->close(g->k);
 }
 
-static const char *const fast_isas[] = {"plain", "avx2", "avx512", "amx"};
-enum { N_FAST = 4 };
+static const char *const fast_isas[] = {"plain", "avx2", "avxvnni", "avx512", "amx"};
+enum { N_FAST = 5 };
 
 /* Shapes: rows off the panel of 8 and 16, every kind of tail in cols. */
 struct shape {
@@ -358,6 +358,7 @@ static void check_products(const char *isa) {
 static void test_matmul_reference_is_naive_double(void) { check_products("reference"); }
 static void test_matmul_plain_follows_law(void) { check_products("plain"); }
 static void test_matmul_avx2_follows_law(void) { check_products("avx2"); }
+static void test_matmul_avxvnni_follows_law(void) { check_products("avxvnni"); }
 static void test_matmul_avx512_follows_law(void) { check_products("avx512"); }
 static void test_matmul_amx_within_bound(void) { check_products("amx"); }
 
@@ -600,6 +601,7 @@ const struct test tests[] = {
     {"matmul_reference_is_naive_double", TEST_QUICK, 20000, test_matmul_reference_is_naive_double},
     {"matmul_plain_follows_law", TEST_QUICK, 20000, test_matmul_plain_follows_law},
     {"matmul_avx2_follows_law", TEST_QUICK, 20000, test_matmul_avx2_follows_law},
+    {"matmul_avxvnni_follows_law", TEST_QUICK, 20000, test_matmul_avxvnni_follows_law},
     {"matmul_avx512_follows_law", TEST_QUICK, 20000, test_matmul_avx512_follows_law},
     {"matmul_amx_within_bound", TEST_QUICK, 20000, test_matmul_amx_within_bound},
     {"matmul_extremes_do_not_saturate", TEST_QUICK, 20000, test_matmul_extremes_do_not_saturate},

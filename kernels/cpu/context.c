@@ -19,9 +19,9 @@ enum { PAGE_2M = 2 << 20 };
 struct cpuid {
     uint32_t eax, ebx, ecx, edx;
 };
-static struct cpuid cpuid(uint32_t leaf) {
+static struct cpuid cpuid(uint32_t leaf, uint32_t subleaf) {
     struct cpuid r;
-    __asm__("cpuid" : "=a"(r.eax), "=b"(r.ebx), "=c"(r.ecx), "=d"(r.edx) : "a"(leaf), "c"(0));
+    __asm__("cpuid" : "=a"(r.eax), "=b"(r.ebx), "=c"(r.ecx), "=d"(r.edx) : "a"(leaf), "c"(subleaf));
     return r;
 }
 #endif
@@ -30,8 +30,8 @@ static struct cpuid cpuid(uint32_t leaf) {
  * XFEATURE_XTILEDATA). Threads started later inherit the permission. */
 static bool amx_permitted(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
-    if (cpuid(0).eax < 7) return false;
-    uint32_t edx = cpuid(7).edx;
+    if (cpuid(0, 0).eax < 7) return false;
+    uint32_t edx = cpuid(7, 0).edx;
     bool tile = edx >> 24 & 1, bf16 = edx >> 22 & 1;
     return tile && bf16 && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
@@ -41,8 +41,16 @@ static bool amx_permitted(void) {
 
 static bool has_avx2(void) {
 #if defined(__x86_64__)
-    bool f16c = cpuid(1).ecx >> 29 & 1;
+    bool f16c = cpuid(1, 0).ecx >> 29 & 1;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+#else
+    return false;
+#endif
+}
+
+static bool has_avxvnni(void) {
+#if defined(__x86_64__)
+    return has_avx2() && cpuid(0, 0).eax >= 7 && cpuid(7, 0).eax >= 1 && (cpuid(7, 1).eax >> 4 & 1);
 #else
     return false;
 #endif
@@ -58,45 +66,53 @@ static bool has_avx512(void) {
 #endif
 }
 
+static bool has_amx(void) { return has_avx512() && amx_permitted(); }
+static bool has_plain(void) { return true; }
+
+/* Best first; `amx` is avx512 with matrix tiles. */
+static const struct choice {
+    const char *name, *table, *needs;
+    bool (*has)(void);
+} choices[] = {
+    {"amx", "avx512", "AVX-512 VNNI and AMX bf16", has_amx},
+    {"avx512", "avx512", "AVX-512 VNNI", has_avx512},
+    {"avxvnni", "avxvnni", "AVX2 VNNI", has_avxvnni},
+    {"avx2", "avx2", "AVX2", has_avx2},
+    {"plain", "plain", "plain C", has_plain},
+};
+enum { N_CHOICES = sizeof choices / sizeof *choices };
+
 /* Set isa and amx from what was asked, what is linked and what the machine has. */
 static int choose_isa(struct cpu_ctx *c, const char *asked, struct err *e) {
-    bool automatic = !asked || !strcmp(asked, "auto");
+    bool automatic = !asked || !strcmp(asked, "auto"), known = automatic;
     if (c->precision == KERN_REFERENCE) {
         c->isa = &cpu_isa_reference;
         return 0;
     }
-    if (automatic || !strcmp(asked, "avx512") || !strcmp(asked, "amx")) {
-        bool amx = automatic || !strcmp(asked, "amx");
-        if (has_avx512() && cpu_isa_find("avx512")) {
-            c->isa = cpu_isa_find("avx512");
-            c->amx = amx && amx_permitted();
-            if (c->amx || automatic || !amx) return 0;
-        }
-        if (!automatic)
-            return err_raise(e, E_UNSUPPORTED, "kernels %s: this machine or build lacks %s", asked,
-                             amx ? "AMX bf16" : "AVX-512 with VNNI");
-    }
-    if (automatic || !strcmp(asked, "avx2")) {
-        if (has_avx2() && cpu_isa_find("avx2")) {
-            c->isa = cpu_isa_find("avx2");
+    for (int i = 0; i < N_CHOICES; i++) {
+        const struct choice *o = &choices[i];
+        if (!automatic && strcmp(asked, o->name)) continue;
+        known = true;
+        c->isa = cpu_isa_find(o->table);
+        if (c->isa && o->has()) {
+            c->amx = i == 0;
             return 0;
         }
         if (!automatic)
-            return err_raise(e, E_UNSUPPORTED, "kernels avx2: this machine or build lacks AVX2");
+            return err_raise(e, E_UNSUPPORTED, "kernels %s: this machine or build lacks %s", asked,
+                             o->needs);
     }
-    if (automatic || !strcmp(asked, "plain")) {
-        c->isa = &cpu_isa_plain;
-        return 0;
-    }
-    return err_raise(e, E_INVALID, "kernels '%s': not one of auto, amx, avx512, avx2, plain", asked);
+    ASSERT(!known); /* plain is always there */
+    return err_raise(e, E_INVALID,
+                     "kernels '%s': not one of auto, amx, avx512, avxvnni, avx2, plain", asked);
 }
 
 static const char *isa_title(const struct cpu_ctx *c) {
     if (c->precision == KERN_REFERENCE) return "reference f32";
     if (c->amx) return "AVX-512 VNNI, AMX bf16";
-    if (!strcmp(c->isa->name, "avx512")) return "AVX-512 VNNI";
-    if (!strcmp(c->isa->name, "avx2")) return "AVX2";
-    return "plain C";
+    for (int i = 1; i < N_CHOICES; i++)
+        if (!strcmp(c->isa->name, choices[i].table)) return choices[i].needs;
+    return c->isa->name;
 }
 
 /* ---- Memory -------------------------------------------------------------------------------- */

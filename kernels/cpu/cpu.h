@@ -40,7 +40,7 @@ struct cpu_matmul_isa {
                    int n_threads);
 };
 extern const struct cpu_matmul_isa cpu_matmul_reference, cpu_matmul_plain, cpu_matmul_avx2,
-    cpu_matmul_avx512;
+    cpu_matmul_avxvnni, cpu_matmul_avx512;
 
 /* Row-wise arithmetic. kernels/cpu/rowwise.c is compiled once for each instruction set: 16 partial sums in
  * a fixed order, no contraction, so that every table but `reference` (double) gives the same bits. */

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* The tables, put together from their parts. `plain` serves a part that an instruction set has not got. */
+/* The tables, put together from their parts. avxvnni is avx2 with better products. */
 
 const struct cpu_isa cpu_isa_reference = {
     .name = "reference",
@@ -25,6 +25,12 @@ static const struct cpu_isa isa_avx2 = {
     .rowwise = &cpu_rowwise_avx2,
     .attn = &cpu_attn_avx2,
 };
+static const struct cpu_isa isa_avxvnni = {
+    .name = "avxvnni",
+    .matmul = &cpu_matmul_avxvnni,
+    .rowwise = &cpu_rowwise_avx2,
+    .attn = &cpu_attn_avx2,
+};
 static const struct cpu_isa isa_avx512 = {
     .name = "avx512",
     .matmul = &cpu_matmul_avx512,
@@ -37,6 +43,7 @@ static const struct cpu_isa *const linked[] = {
     &cpu_isa_plain,
 #if defined(__x86_64__)
     &isa_avx2,
+    &isa_avxvnni,
     &isa_avx512,
 #endif
 };

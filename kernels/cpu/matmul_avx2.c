@@ -5,7 +5,9 @@
 
 #include "base/err.h"
 
-/* The law of formats.h with AVX2: 8 outputs in the lanes of a register.
+/* The law of formats.h with AVX2: 8 outputs in the lanes of a register. Compiled twice: with
+ * CPU_AVXVNNI, VPDPBUSD adds four products of bytes to an int32 in one operation (client machines
+ * without AVX-512 have it), and none of what follows about int16 matters.
  *
  * Four bits: VPMADDUBSW multiplies 4 columns of 8 outputs (unsigned) by 4 activations (signed, broadcast by
  * the load port) into pairs of int16. A pair is at most 2 * 15 * 127, so all 8 groups of a block sum in int16
@@ -42,10 +44,16 @@ INLINE __m256i broadcast4(const uint8_t *p) {
     return _mm256_set1_epi32(v);
 }
 
-/* s + u * q over 4 columns of 8 outputs, in pairs of int16. */
+/* s + u * q over 4 columns of 8 outputs: in pairs of int16, of which finish() makes int32. */
+#ifdef CPU_AVXVNNI
+INLINE __m256i mac(__m256i s, __m256i u, __m256i q) { return _mm256_dpbusd_avx_epi32(s, u, q); }
+INLINE __m256i finish(__m256i s) { return s; }
+#else
 INLINE __m256i mac(__m256i s, __m256i u, __m256i q) {
     return _mm256_add_epi16(s, _mm256_maddubs_epi16(u, q));
 }
+INLINE __m256i finish(__m256i s) { return _mm256_madd_epi16(s, _mm256_set1_epi16(1)); }
+#endif
 
 /* ---- Integer dots of one block: dot[r] for R rows; q points at row 0's bytes of the block ------ */
 
@@ -60,12 +68,12 @@ INLINE void dot_4(const int R, const uint8_t *p, const uint8_t *q, size_t stride
             dot[r] = mac(mac(dot[r], lo, broadcast4(a)), hi, broadcast4(a + 16));
         }
     }
-    UNROLL for (int r = 0; r < R; r++) dot[r] = _mm256_madd_epi16(dot[r], _mm256_set1_epi16(1));
+    UNROLL for (int r = 0; r < R; r++) dot[r] = finish(dot[r]);
 }
 
 INLINE void dot_5(const int R, const uint8_t *p, const uint8_t *q, size_t stride, __m256i *dot) {
     const __m256i low = _mm256_set1_epi8(15), bit = _mm256_set1_epi8(16);
-    const __m256i ones = _mm256_set1_epi16(1), high = load(p + 128);
+    const __m256i high = load(p + 128);
     __m256i s[MAX_ROWS];
     UNROLL for (int half = 0; half < 2; half++) {
         UNROLL for (int r = 0; r < R; r++) s[r] = _mm256_setzero_si256();
@@ -80,7 +88,7 @@ INLINE void dot_5(const int R, const uint8_t *p, const uint8_t *q, size_t stride
                 s[r] = mac(s[r], x, broadcast4(q + (size_t)r * stride + 16 * half + 4 * v));
         }
         UNROLL for (int r = 0; r < R; r++) {
-            __m256i d = _mm256_madd_epi16(s[r], ones);
+            __m256i d = finish(s[r]);
             dot[r] = half ? _mm256_add_epi32(dot[r], d) : d;
         }
     }
@@ -90,7 +98,7 @@ INLINE void dot_5(const int R, const uint8_t *p, const uint8_t *q, size_t stride
 INLINE void dot_6(const int R, const int half, const uint8_t *p, const uint8_t *q, size_t stride,
                   __m256i *dot) {
     const __m256i low = _mm256_set1_epi8(15), bits = _mm256_set1_epi8(48);
-    const __m256i ones = _mm256_set1_epi16(1), high = load(p + 128 + 32 * half);
+    const __m256i high = load(p + 128 + 32 * half);
     UNROLL for (int pair = 0; pair < 2; pair++) {
         __m256i u[2];
         UNROLL for (int i = 0; i < 2; i++) {
@@ -105,14 +113,25 @@ INLINE void dot_6(const int R, const int half, const uint8_t *p, const uint8_t *
         }
         UNROLL for (int r = 0; r < R; r++) {
             const uint8_t *a = q + (size_t)r * stride + 16 * half + 8 * pair;
-            __m256i s = mac(_mm256_maddubs_epi16(u[0], broadcast4(a)), u[1], broadcast4(a + 4));
-            s = _mm256_madd_epi16(s, ones);
+            __m256i s = mac(_mm256_setzero_si256(), u[0], broadcast4(a));
+            s = finish(mac(s, u[1], broadcast4(a + 4)));
             dot[r] = pair ? _mm256_add_epi32(dot[r], s) : s;
         }
     }
 }
 
-/* w + 128 = 16 hi + lo. */
+/* Of w + 128. */
+#ifdef CPU_AVXVNNI
+INLINE void dot_8(const int R, const uint8_t *p, const uint8_t *q, size_t stride, __m256i *dot) {
+    const __m256i sign = _mm256_set1_epi8(-128);
+    UNROLL for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
+    UNROLL for (int g = 0; g < 8; g++) {
+        __m256i x = _mm256_xor_si256(load(p + 32 * g), sign);
+        UNROLL for (int r = 0; r < R; r++)
+            dot[r] = mac(dot[r], x, broadcast4(q + (size_t)r * stride + 4 * g));
+    }
+}
+#else /* w + 128 = 16 hi + lo */
 INLINE void dot_8(const int R, const uint8_t *p, const uint8_t *q, size_t stride, __m256i *dot) {
     const __m256i low = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
     __m256i s[MAX_ROWS];
@@ -127,9 +146,9 @@ INLINE void dot_8(const int R, const uint8_t *p, const uint8_t *q, size_t stride
         }
     }
     UNROLL for (int r = 0; r < R; r++)
-        dot[r] = _mm256_add_epi32(_mm256_madd_epi16(dot[r], _mm256_set1_epi16(1)),
-                                  _mm256_madd_epi16(s[r], _mm256_set1_epi16(16)));
+        dot[r] = _mm256_add_epi32(finish(dot[r]), _mm256_madd_epi16(s[r], _mm256_set1_epi16(16)));
 }
+#endif
 
 /* ---- Scales --------------------------------------------------------------------------------- */
 
@@ -330,7 +349,11 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
     }
 }
 
+#ifdef CPU_AVXVNNI
+const struct cpu_matmul_isa cpu_matmul_avxvnni = {
+#else
 const struct cpu_matmul_isa cpu_matmul_avx2 = {
+#endif
     .weight_bytes = weight_bytes,
     .panel_rows = P,
     .weight_pack = weight_pack,
