@@ -13,9 +13,15 @@ void allocguard_enter(void) {
     depth++;
     atomic_fetch_add(&n_regions, 1);
 }
-void allocguard_leave(void) { depth--; }
-int allocguard_active(void) { return depth > 0; }
-long long allocguard_n_regions(void) { return atomic_load(&n_regions); }
+void allocguard_leave(void) {
+    depth--;
+}
+int allocguard_active(void) {
+    return depth > 0;
+}
+long long allocguard_n_regions(void) {
+    return atomic_load(&n_regions);
+}
 
 static void check(const char *who) {
     if (depth == 0) return;

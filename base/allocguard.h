@@ -8,13 +8,17 @@
 #ifdef TANDEM_ALLOC_GUARD
 void allocguard_enter(void); /* nests */
 void allocguard_leave(void);
-int allocguard_active(void);       /* this thread is inside a region */
+int allocguard_active(void);          /* this thread is inside a region */
 long long allocguard_n_regions(void); /* regions entered so far: shows that the guard was live */
 #else
 static inline void allocguard_enter(void) {}
 static inline void allocguard_leave(void) {}
-static inline int allocguard_active(void) { return 0; }
-static inline long long allocguard_n_regions(void) { return 0; }
+static inline int allocguard_active(void) {
+    return 0;
+}
+static inline long long allocguard_n_regions(void) {
+    return 0;
+}
 #endif
 
 #endif

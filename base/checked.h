@@ -24,9 +24,17 @@ static inline bool checked_align(size_t x, size_t align, size_t *out) {
 }
 
 /* The same where the numbers are our own and known to be small. */
-static inline size_t align_up(size_t x, size_t align) { return (x + align - 1) & ~(align - 1); }
-static inline size_t ceil_div(size_t a, size_t b) { return a / b + (a % b != 0); }
-static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t align_up(size_t x, size_t align) {
+    return (x + align - 1) & ~(align - 1);
+}
+static inline size_t ceil_div(size_t a, size_t b) {
+    return a / b + (a % b != 0);
+}
+static inline size_t min_size(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+static inline size_t max_size(size_t a, size_t b) {
+    return a > b ? a : b;
+}
 
 #endif

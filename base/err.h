@@ -5,8 +5,8 @@
  *
  * A function that can fail returns `int`: 0 is success, a negative value is a code from the table
  * below. What the world did wrong (a bad file, a full pool, a rude client) is told in words through
- * a caller-owned `struct err *`, built at the place where the fact is known; what we did wrong is an
- * ASSERT. Libraries never print and never exit. Every `struct err *` parameter may be NULL. */
+ * a caller-owned `struct err *`, built at the place where the fact is known; what we did wrong is
+ * an ASSERT. Libraries never print and never exit. Every `struct err *` parameter may be NULL. */
 
 #include <stdbool.h>
 #include <stddef.h>

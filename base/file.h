@@ -2,8 +2,9 @@
 #define TANDEM_BASE_FILE_H
 
 /* A whole file as read-only bytes. Mapped privately, so that weights cost no memory twice while
- * they are repacked; the size is taken once and held against later growth. A file that shrinks while
- * mapped would raise SIGBUS, so the mapping of weights is short-lived: load, repack, close. */
+ * they are repacked; the size is taken once and held against later growth. A file that shrinks
+ * while mapped would raise SIGBUS, so the mapping of weights is short-lived: load, repack, close.
+ */
 
 #include <stddef.h>
 #include <stdint.h>

@@ -28,9 +28,9 @@ static inline float f16_to_f32(uint16_t h) {
 
 static inline uint16_t f32_to_f16(float f) {
     uint32_t x = half_f32_bits(f), sign = x >> 16 & 0x8000, mag = x & 0x7fffffff;
-    if (mag > 0x7f800000) return (uint16_t)(sign | 0x7e00); /* NaN */
+    if (mag > 0x7f800000) return (uint16_t)(sign | 0x7e00);  /* NaN */
     if (mag >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
-    if (mag < 0x38800000) { /* subnormal or zero: let the FPU round at 2^-24 */
+    if (mag < 0x38800000) {                     /* subnormal or zero: let the FPU round at 2^-24 */
         float v = half_bits_to_f32(mag) + 0.5f; /* ulp of [0.5, 1) is 2^-24 */
         return (uint16_t)(sign | (half_f32_bits(v) - 0x3f000000));
     }
@@ -38,7 +38,9 @@ static inline uint16_t f32_to_f16(float f) {
     return (uint16_t)(sign | (mag - 0x38000000 + 0xfff + odd) >> 13);
 }
 
-static inline float bf16_to_f32(uint16_t b) { return half_bits_to_f32((uint32_t)b << 16); }
+static inline float bf16_to_f32(uint16_t b) {
+    return half_bits_to_f32((uint32_t)b << 16);
+}
 
 static inline uint16_t f32_to_bf16(float f) {
     uint32_t x = half_f32_bits(f);

@@ -36,8 +36,12 @@ void strbuf_append(struct strbuf *b, const void *bytes, size_t n) {
     b->data[total] = 0;
 }
 
-void strbuf_append_str(struct strbuf *b, const char *s) { strbuf_append(b, s, strlen(s)); }
-void strbuf_append_char(struct strbuf *b, char c) { strbuf_append(b, &c, 1); }
+void strbuf_append_str(struct strbuf *b, const char *s) {
+    strbuf_append(b, s, strlen(s));
+}
+void strbuf_append_char(struct strbuf *b, char c) {
+    strbuf_append(b, &c, 1);
+}
 
 void strbuf_printf(struct strbuf *b, const char *fmt, ...) {
     char small[512];

@@ -123,7 +123,9 @@ int threads_open(struct threads **out, int n, struct err *e) {
     return 0;
 }
 
-int threads_n(const struct threads *t) { return t->n; }
+int threads_n(const struct threads *t) {
+    return t->n;
+}
 
 void threads_run(struct threads *t, threads_fn *fn, void *arg) {
     if (t->n > 1) {

@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Read one code point of s[0..n), n > 0. Returns its length 1..4 and sets *cp; 0 where the bytes are
- * invalid; -1 where they are a valid beginning that ends too early. */
+/* Read one code point of s[0..n), n > 0. Returns its length 1..4 and sets *cp; 0 where the bytes
+ * are invalid; -1 where they are a valid beginning that ends too early. */
 int utf8_decode(const char *s, size_t n, uint32_t *cp);
 
 /* Write cp to out, returns the length 1..4. cp must be a scalar value. */

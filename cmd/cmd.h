@@ -1,8 +1,8 @@
 #ifndef TANDEM_CMD_H
 #define TANDEM_CMD_H
 
-/* The subcommands of `tandem`. Each takes the words behind its name and returns the exit code: 0 done, 1 the
- * world said no, 2 the command line was wrong. */
+/* The subcommands of `tandem`. Each takes the words behind its name and returns the exit code: 0
+ * done, 1 the world said no, 2 the command line was wrong. */
 
 #include <stddef.h>
 
@@ -20,7 +20,8 @@ int cmd_tokenize(int argc, char **argv);
 /* Print "error: <message>" to stderr, return 1. */
 int cmd_fail(const struct err *e);
 
-/* engine_open with a progress bar, the start-up lines (model, device, memory table, pool) on stderr. */
+/* engine_open with a progress bar, the start-up lines (model, device, memory table, pool) on
+ * stderr. */
 int cmd_open_engine(struct engine **out, const struct engine_options *o, struct err *e);
 
 #endif

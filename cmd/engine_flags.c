@@ -33,8 +33,8 @@ int cmd_open_engine(struct engine **out, const struct engine_options *o, struct 
     if (bar.what) log_progress_end(&bar);
     if (rc) return rc;
     const struct model_config *c = engine_model_config(*out);
-    log_info("model %s: %s, %d layers, hidden %d, context %d", engine_model_name(*out), c->arch, c->n_layers,
-             c->hidden, engine_context(*out));
+    log_info("model %s: %s, %d layers, hidden %d, context %d", engine_model_name(*out), c->arch,
+             c->n_layers, c->hidden, engine_context(*out));
     struct strbuf table = {0};
     plan_render_text(engine_get_plan(*out), &table);
     for (char *line = table.data, *next; line && *line; line = next) {

@@ -12,37 +12,41 @@ struct engine_flags {
     bool quiet;
 };
 
-#define ENGINE_FLAGS(f)                                                                                 \
-    {OPTION_GROUP, "Model", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                                     \
-    {OPTION_STRING, "model", NULL, 'm', &(f)->o.model_path, "PATH", 0, 0,                               \
-     "GGUF file or Hugging Face folder", NULL},                                                         \
-    {OPTION_STRING, "chat-template", NULL, 0, &(f)->o.chat_template, "NAME", 0, 0,                      \
-     "force a chat template (chatml, llama3, ...)", "the model's own"},                                 \
-    {OPTION_GROUP, "Machine", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                                   \
-    {OPTION_INT, "threads", NULL, 't', &(f)->o.n_threads, "N", 0, 256, "threads of a step",             \
-     "all cores that the process may use"},                                                             \
-    {OPTION_STRING, "device", NULL, 0, &(f)->o.device, "NAME", 0, 0, "cpu", "cpu"},                     \
-    {OPTION_STRING, "cpu-precision", NULL, 0, &(f)->precision, "P", 0, 0,                               \
-     "fast, or f32: the slow reference path", "fast"},                                                  \
-    {OPTION_STRING, "cpu-isa", NULL, 0, &(f)->o.isa, "NAME", 0, 0,                                      \
-     "amx, avx512, avx2 or plain", "the best that runs here"},                                          \
-    {OPTION_GROUP, "Memory and batches", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                        \
-    {OPTION_BYTES, "kv-memory", "kv-cache-memory-bytes", 0, &(f)->o.kv_memory_bytes, "SIZE", 0, 9e15,   \
-     "bytes of the KV pool, as 512M or 2GiB", "what is free"},                                          \
-    {OPTION_STRING, "kv-type", "cache-type", 0, &(f)->o.kv_type, "T", 0, 0, "f16 or bf16", "f16"},      \
-    {OPTION_INT, "ctx-size", "max-model-len", 'c', &(f)->o.context, "N", 0, MODEL_MAX_CONTEXT,          \
-     "most tokens of a sequence", "the model's"},                                                       \
-    {OPTION_INT, "max-num-seqs", "parallel", 0, &(f)->o.max_seqs, "N", 1, ENGINE_MAX_SEQS,              \
-     "sequences that run at once", "32"},                                                               \
-    {OPTION_INT, "max-queue", NULL, 0, &(f)->o.max_queue, "N", 0, 100000,                               \
-     "requests that wait for room; more are refused", "256"},                                           \
-    {OPTION_INT, "max-num-batched-tokens", "batch-size", 'b', &(f)->o.max_rows, "N", 16, KERN_MAX_ROWS, \
-     "rows of a step", "512"},                                                                          \
-    {OPTION_DOUBLE, "prefill-share", NULL, 0, &(f)->o.prefill_share, "X", 0.05, 0.95,                   \
-     "share of a step's time that prompts may take while others decode", "0.5"},                        \
-    {OPTION_FLAG, "prefix-cache", "enable-prefix-caching", 0, &(f)->o.prefix_cache, NULL, 0, 0,         \
-     "keep finished pages for later prompts (--no-prefix-cache)", "on"},                                \
+/* A table, a row an option. */
+/* clang-format off */
+#define ENGINE_FLAGS(f)                                                                            \
+    {OPTION_GROUP, "Model", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                                \
+    {OPTION_STRING, "model", NULL, 'm', &(f)->o.model_path, "PATH", 0, 0,                          \
+     "GGUF file or Hugging Face folder", NULL},                                                    \
+    {OPTION_STRING, "chat-template", NULL, 0, &(f)->o.chat_template, "NAME", 0, 0,                 \
+     "force a chat template (chatml, llama3, ...)", "the model's own"},                            \
+    {OPTION_GROUP, "Machine", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                              \
+    {OPTION_INT, "threads", NULL, 't', &(f)->o.n_threads, "N", 0, 256, "threads of a step",        \
+     "all cores that the process may use"},                                                        \
+    {OPTION_STRING, "device", NULL, 0, &(f)->o.device, "NAME", 0, 0, "cpu", "cpu"},                \
+    {OPTION_STRING, "cpu-precision", NULL, 0, &(f)->precision, "P", 0, 0,                          \
+     "fast, or f32: the slow reference path", "fast"},                                             \
+    {OPTION_STRING, "cpu-isa", NULL, 0, &(f)->o.isa, "NAME", 0, 0, "amx, avx512, avx2 or plain",   \
+     "the best that runs here"},                                                                   \
+    {OPTION_GROUP, "Memory and batches", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                   \
+    {OPTION_BYTES, "kv-memory", "kv-cache-memory-bytes", 0, &(f)->o.kv_memory_bytes, "SIZE", 0,    \
+     9e15, "bytes of the KV pool, as 512M or 2GiB", "what is free"},                               \
+    {OPTION_STRING, "kv-type", "cache-type", 0, &(f)->o.kv_type, "T", 0, 0, "f16 or bf16",         \
+     "f16"},                                                                                       \
+    {OPTION_INT, "ctx-size", "max-model-len", 'c', &(f)->o.context, "N", 0, MODEL_MAX_CONTEXT,     \
+     "most tokens of a sequence", "the model's"},                                                  \
+    {OPTION_INT, "max-num-seqs", "parallel", 0, &(f)->o.max_seqs, "N", 1, ENGINE_MAX_SEQS,         \
+     "sequences that run at once", "32"},                                                          \
+    {OPTION_INT, "max-queue", NULL, 0, &(f)->o.max_queue, "N", 0, 100000,                          \
+     "requests that wait for room; more are refused", "256"},                                      \
+    {OPTION_INT, "max-num-batched-tokens", "batch-size", 'b', &(f)->o.max_rows, "N", 16,           \
+     KERN_MAX_ROWS, "rows of a step", "512"},                                                      \
+    {OPTION_DOUBLE, "prefill-share", NULL, 0, &(f)->o.prefill_share, "X", 0.05, 0.95,              \
+     "share of a step's time that prompts may take while others decode", "0.5"},                   \
+    {OPTION_FLAG, "prefix-cache", "enable-prefix-caching", 0, &(f)->o.prefix_cache, NULL, 0, 0,    \
+     "keep finished pages for later prompts (--no-prefix-cache)", "on"},                           \
     {OPTION_FLAG, "quiet", NULL, 'q', &(f)->quiet, NULL, 0, 0, "errors alone on stderr", NULL}
+/* clang-format on */
 
 void engine_flags_init(struct engine_flags *f);
 

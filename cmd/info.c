@@ -16,19 +16,22 @@ static void print_config(const struct model_source *src) {
     printf("parameters         %llu\n", (unsigned long long)model_source_n_params(src));
     printf("weights            %s (%zu bytes)\n", cmd_bytes((double)model_source_bytes(src)),
            model_source_bytes(src));
-    printf("layers             %d\nhidden             %d\nffn                %d\n", c->n_layers, c->hidden,
-           c->ffn);
-    printf("heads              %d query, %d key-value, of %d\n", c->n_heads, c->n_kv_heads, c->head_dim);
-    printf("vocabulary         %d rows%s\n", c->vocab, c->tied ? ", head tied to the embedding" : "");
+    printf("layers             %d\nhidden             %d\nffn                %d\n", c->n_layers,
+           c->hidden, c->ffn);
+    printf("heads              %d query, %d key-value, of %d\n", c->n_heads, c->n_kv_heads,
+           c->head_dim);
+    printf("vocabulary         %d rows%s\n", c->vocab,
+           c->tied ? ", head tied to the embedding" : "");
     printf("context            %d tokens\n", c->context);
-    printf("rope               base %.10g, %d dims, %s pairs, scaling %s", c->rope_base, c->rope_dim,
-           c->rope_interleaved ? "interleaved" : "half-split", scaling_names[c->rope_scaling]);
+    printf("rope               base %.10g, %d dims, %s pairs, scaling %s", c->rope_base,
+           c->rope_dim, c->rope_interleaved ? "interleaved" : "half-split",
+           scaling_names[c->rope_scaling]);
     if (c->rope_scaling != ROPE_NONE) printf(" x %g", c->rope_factor);
     int n_skip = 0;
     for (int i = 0; i < c->n_layers; i++) n_skip += c->rope_skip[i];
     if (n_skip) printf(", none in %d layers", n_skip);
-    printf("\nextras             %s%s%s\n", c->qkv_bias ? "QKV bias " : "", c->qk_norm ? "QK norm " : "",
-           !c->qkv_bias && !c->qk_norm ? "none" : "");
+    printf("\nextras             %s%s%s\n", c->qkv_bias ? "QKV bias " : "",
+           c->qk_norm ? "QK norm " : "", !c->qkv_bias && !c->qk_norm ? "none" : "");
     size_t kv = 2 * (size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)c->head_dim * 2;
     printf("KV                 %s a token in f16 (2 x layers x KV heads x head dim x 2)\n",
            cmd_bytes((double)kv));
@@ -44,7 +47,9 @@ static void print_types(const struct model_source *src) {
     }
     printf("tensors            %zu:", model_source_n_tensors(src));
     for (int t = 0; t < KERN_N_DTYPES; t++)
-        if (n[t]) printf(" %zu %s (%s)", n[t], kern_dtype_name((enum kern_dtype)t), cmd_bytes((double)bytes[t]));
+        if (n[t])
+            printf(" %zu %s (%s)", n[t], kern_dtype_name((enum kern_dtype)t),
+                   cmd_bytes((double)bytes[t]));
     printf("\n");
 }
 
@@ -71,9 +76,11 @@ int cmd_info(int argc, char **argv) {
     const char *model = NULL;
     bool tensors = false, keys = false;
     const struct option table[] = {
-        {OPTION_STRING, "model", NULL, 'm', &model, "PATH", 0, 0, "GGUF file or Hugging Face folder", NULL},
+        {OPTION_STRING, "model", NULL, 'm', &model, "PATH", 0, 0,
+         "GGUF file or Hugging Face folder", NULL},
         {OPTION_FLAG, "tensors", NULL, 0, &tensors, NULL, 0, 0, "list every tensor", NULL},
-        {OPTION_FLAG, "keys", NULL, 0, &keys, NULL, 0, 0, "list every metadata key of a GGUF", NULL},
+        {OPTION_FLAG, "keys", NULL, 0, &keys, NULL, 0, 0, "list every metadata key of a GGUF",
+         NULL},
         {0},
     };
     struct options o = {.command = "info",
@@ -99,8 +106,8 @@ int cmd_info(int argc, char **argv) {
     }
     for (size_t i = 0; tensors && i < model_source_n_tensors(src); i++) {
         const struct tensor_view *v = model_source_tensor_at(src, i);
-        printf("%-32s %-5s %7d x %-7d %zu bytes\n", v->name, kern_dtype_name(v->dtype), v->rows, v->cols,
-               v->bytes);
+        printf("%-32s %-5s %7d x %-7d %zu bytes\n", v->name, kern_dtype_name(v->dtype), v->rows,
+               v->cols, v->bytes);
     }
     model_source_close(src);
     return 0;

@@ -40,7 +40,8 @@ int cmd_fail(const struct err *e) {
 int main(int argc, char **argv) {
     if (argc < 2) return help(stderr);
     const char *word = argv[1];
-    if (!strcmp(word, "--help") || !strcmp(word, "-h") || !strcmp(word, "help")) return help(stdout);
+    if (!strcmp(word, "--help") || !strcmp(word, "-h") || !strcmp(word, "help"))
+        return help(stdout);
     if (!strcmp(word, "--version")) {
         printf("tandem %s\n", TANDEM_VERSION);
         return 0;

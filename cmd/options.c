@@ -131,7 +131,8 @@ static int set_value(const struct options *o, const struct option *t, const char
     return -1;
 }
 
-static const struct option *find(const struct options *o, const char *name, size_t n, bool *negated) {
+static const struct option *find(const struct options *o, const char *name, size_t n,
+                                 bool *negated) {
     for (int pass = 0; pass < 2; pass++) {
         for (const struct option *t = o->table; t->name; t++) {
             if (t->kind == OPTION_GROUP) continue;
@@ -163,8 +164,7 @@ int options_parse(struct options *o, int argc, char **argv) {
     for (int i = 0; i < argc; i++) {
         const char *w = argv[i];
         if (only_words || w[0] != '-' || w[1] == 0) {
-            if (o->n_words >= o->max_words)
-                return options_error(o, "unexpected word '%s'", w);
+            if (o->n_words >= o->max_words) return options_error(o, "unexpected word '%s'", w);
             o->words[o->n_words++] = w;
             continue;
         }

@@ -1,4 +1,5 @@
-/* `tandem run`: one prompt, one answer, in this process. The same engine as the server's, without the socket. */
+/* `tandem run`: one prompt, one answer, in this process. The same engine as the server's, without
+ * the socket. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -56,7 +57,8 @@ static int make_prompt(struct tokens *out, const struct engine *g, const struct 
     const struct tokenizer *t = engine_tokenizer(g);
     if (raw) return tokenizer_encode(t, text->data, text->n, TOKENIZER_ADD_SPECIAL, out, e);
     if (!engine_chat(g))
-        return err_raise(e, E_UNSUPPORTED, "%s (use --raw, or --chat-template NAME)", engine_chat_error(g));
+        return err_raise(e, E_UNSUPPORTED, "%s (use --raw, or --chat-template NAME)",
+                         engine_chat_error(g));
     struct chat_message m[2];
     size_t n = 0;
     if (system) m[n++] = (struct chat_message){"system", system, strlen(system)};
@@ -67,8 +69,9 @@ static int make_prompt(struct tokens *out, const struct engine *g, const struct 
 static void print_summary(const struct engine_progress *p, const struct engine *g) {
     double prompt_s = (double)(p->first_token_ns - p->submitted_ns) / 1e9;
     double decode_s = (double)(p->finished_ns - p->first_token_ns) / 1e9;
-    log_info("%d prompt tokens in %.0f ms (%.0f tokens/s), time to first token %.0f ms", p->n_prompt,
-             prompt_s * 1e3, p->n_prompt / (prompt_s > 0 ? prompt_s : 1), prompt_s * 1e3);
+    log_info("%d prompt tokens in %.0f ms (%.0f tokens/s), time to first token %.0f ms",
+             p->n_prompt, prompt_s * 1e3, p->n_prompt / (prompt_s > 0 ? prompt_s : 1),
+             prompt_s * 1e3);
     if (p->n_tokens > 1 && decode_s > 0)
         log_info("%d tokens, %.1f tokens/s (%.2f ms each), finish: %s, seed %llu", p->n_tokens,
                  (p->n_tokens - 1) / decode_s, decode_s * 1e3 / (p->n_tokens - 1),
@@ -113,11 +116,12 @@ int cmd_run(int argc, char **argv) {
     const struct option table[] = {
         ENGINE_FLAGS(&f),
         {OPTION_GROUP, "Prompt", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
-        {OPTION_STRING, "file", NULL, 'f', &file, "PATH", 0, 0, "take the prompt from a file", NULL},
+        {OPTION_STRING, "file", NULL, 'f', &file, "PATH", 0, 0, "take the prompt from a file",
+         NULL},
         {OPTION_STRING, "system", "system-prompt", 0, &system, "TEXT", 0, 0, "system message",
          "the template's own"},
-        {OPTION_FLAG, "raw", "no-conversation", 0, &raw, NULL, 0, 0, "no chat template: complete the text",
-         NULL},
+        {OPTION_FLAG, "raw", "no-conversation", 0, &raw, NULL, 0, 0,
+         "no chat template: complete the text", NULL},
         {OPTION_FLAG, "special", NULL, 0, &special, NULL, 0, 0, "show control tokens", NULL},
         SAMPLING_FLAGS(&s),
         {0},
@@ -149,8 +153,11 @@ int cmd_run(int argc, char **argv) {
     pthread_t waiter;
     if (!rc && pthread_create(&waiter, NULL, interrupt_main, &set) == 0) pthread_detach(waiter);
     if (!rc) {
-        struct engine_submit_options so = {.params = s.params, .prompt = ids.ids, .n_prompt = (int)ids.n,
-                                           .notify = bell_ring, .notify_arg = &bell};
+        struct engine_submit_options so = {.params = s.params,
+                                           .prompt = ids.ids,
+                                           .n_prompt = (int)ids.n,
+                                           .notify = bell_ring,
+                                           .notify_arg = &bell};
         rc = engine_submit(g, &so, &r, &e);
     }
     if (!rc) rc = stream(g, r, &bell, &s.params, special, &e);

@@ -14,7 +14,8 @@ static int read_stream(struct strbuf *out, FILE *f, struct err *e) {
     char chunk[65536];
     size_t n;
     while ((n = fread(chunk, 1, sizeof chunk, f)) > 0) strbuf_append(out, chunk, n);
-    if (out->failed) return err_raise(e, E_TOO_LONG, "the text on stdin is longer than %d bytes", TEXT_LIMIT);
+    if (out->failed)
+        return err_raise(e, E_TOO_LONG, "the text on stdin is longer than %d bytes", TEXT_LIMIT);
     return ferror(f) ? err_raise(e, E_IO, "cannot read stdin") : 0;
 }
 

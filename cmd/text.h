@@ -8,8 +8,8 @@
 
 struct err;
 
-/* The text a person gave: `word` where it is not NULL ("-" is stdin), else the file, else stdin when it is no
- * terminal. E_INVALID where there is none; at most 64 MiB. */
+/* The text a person gave: `word` where it is not NULL ("-" is stdin), else the file, else stdin
+ * when it is no terminal. E_INVALID where there is none; at most 64 MiB. */
 int cmd_text(struct strbuf *out, const char *word, const char *file, struct err *e);
 
 /* The tokenizer of a model path, without its weights. */

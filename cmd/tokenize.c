@@ -1,4 +1,5 @@
-/* `tandem tokenize`: the tokens of a text, for people (id and text a line) or for programs (--ids, --json). */
+/* `tandem tokenize`: the tokens of a text, for people (id and text a line) or for programs (--ids,
+ * --json). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,8 @@
 #include "cmd/text.h"
 #include "model/source.h"
 
-static void print_tokens(const struct tokenizer *t, const struct tokens *v, bool ids_only, bool json) {
+static void print_tokens(const struct tokenizer *t, const struct tokens *v, bool ids_only,
+                         bool json) {
     struct strbuf out = {0}, piece = {0};
     if (json) strbuf_append_str(&out, "[");
     for (size_t i = 0; i < v->n; i++) {
@@ -36,7 +38,8 @@ int cmd_tokenize(int argc, char **argv) {
     const char *model = NULL, *file = NULL;
     bool special = false, add_special = true, ids_only = false, json = false, quiet = false;
     const struct option table[] = {
-        {OPTION_STRING, "model", NULL, 'm', &model, "PATH", 0, 0, "GGUF file or Hugging Face folder", NULL},
+        {OPTION_STRING, "model", NULL, 'm', &model, "PATH", 0, 0,
+         "GGUF file or Hugging Face folder", NULL},
         {OPTION_STRING, "file", NULL, 'f', &file, "PATH", 0, 0, "take the text from a file", NULL},
         {OPTION_FLAG, "special", "parse-special", 0, &special, NULL, 0, 0,
          "\"<|im_start|>\" in the text is its token", NULL},
@@ -62,7 +65,8 @@ int cmd_tokenize(int argc, char **argv) {
     struct tokens ids = {0};
     rc = cmd_text(&text, o.n_words ? o.words[0] : NULL, file, &e);
     if (!rc) rc = cmd_open_tokenizer(&t, model, &e);
-    unsigned flags = (add_special ? TOKENIZER_ADD_SPECIAL : 0u) | (special ? TOKENIZER_PARSE_SPECIAL : 0u);
+    unsigned flags =
+        (add_special ? TOKENIZER_ADD_SPECIAL : 0u) | (special ? TOKENIZER_PARSE_SPECIAL : 0u);
     if (!rc) rc = tokenizer_encode(t, text.data ? text.data : "", text.n, flags, &ids, &e);
     if (!rc) {
         print_tokens(t, &ids, ids_only, json);

@@ -120,7 +120,7 @@ int config__scaled_context(const struct model_config *c, int positions) {
     return stretched < MODEL_MAX_CONTEXT ? (int)stretched : MODEL_MAX_CONTEXT;
 }
 
-/* ---- Ranges ---------------------------------------------------------------------------------- */
+/* ---- Ranges ---- */
 
 struct int_range {
     const char *name;

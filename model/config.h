@@ -24,32 +24,32 @@ enum {
 enum rope_scaling { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 
 struct model_config {
-    char arch[32];           /* "llama", "qwen2", "qwen3", "smollm3", "mistral" */
-    char name[128];          /* for people */
+    char arch[32];  /* "llama", "qwen2", "qwen3", "smollm3", "mistral" */
+    char name[128]; /* for people */
     int n_layers;
-    int hidden;              /* H */
-    int ffn;                 /* F */
-    int n_heads;             /* query heads */
-    int n_kv_heads;          /* divides n_heads */
-    int head_dim;            /* explicit, not always H / n_heads */
-    int vocab;               /* rows of the embedding and head, padded ones included */
-    int context;             /* tokens the model may be asked for: its positions, stretched by a
-                              * linear or YaRN factor, cut to the sliding window where it has one
-                              * (inside it full attention is the same; Mistral v0.1: 4,096) */
+    int hidden;     /* H */
+    int ffn;        /* F */
+    int n_heads;    /* query heads */
+    int n_kv_heads; /* divides n_heads */
+    int head_dim;   /* explicit, not always H / n_heads */
+    int vocab;      /* rows of the embedding and head, padded ones included */
+    int context;    /* tokens the model may be asked for: its positions, stretched by a
+                     * linear or YaRN factor, cut to the sliding window where it has one
+                     * (inside it full attention is the same; Mistral v0.1: 4,096) */
     float norm_eps;
-    bool tied;               /* the head is the embedding */
-    bool qkv_bias;           /* Qwen2 */
-    bool qk_norm;            /* Qwen3: RMSNorm per head before rope */
-    bool rope_interleaved;   /* pairs (2i, 2i+1), as GGUF llama and smollm3 files are, whose
-                              * converter permutes Q and K; else (i, i + d/2) */
-    int rope_dim;            /* leading dims of a head that turn, even */
+    bool tied;             /* the head is the embedding */
+    bool qkv_bias;         /* Qwen2 */
+    bool qk_norm;          /* Qwen3: RMSNorm per head before rope */
+    bool rope_interleaved; /* pairs (2i, 2i+1), as GGUF llama and smollm3 files are, whose
+                            * converter permutes Q and K; else (i, i + d/2) */
+    int rope_dim;          /* leading dims of a head that turn, even */
     double rope_base;
     enum rope_scaling rope_scaling;
     double rope_factor;
     double rope_low_freq_factor, rope_high_freq_factor; /* llama3 */
     double rope_beta_fast, rope_beta_slow;              /* yarn */
-    double rope_attention_factor;  /* yarn: multiplies cos and sin; 1 elsewhere */
-    int rope_original_context;     /* llama3, yarn */
+    double rope_attention_factor;        /* yarn: multiplies cos and sin; 1 elsewhere */
+    int rope_original_context;           /* llama3, yarn */
     uint8_t rope_skip[MODEL_MAX_LAYERS]; /* 1: the layer has no rope (SmolLM3) */
 };
 

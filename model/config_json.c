@@ -89,8 +89,7 @@ static const char *str_or_null(struct reader *r, const char *key) {
     return json_string_value(v);
 }
 
-/* ---- Family and what it lacks ------------------------------------------------------------------
- */
+/* ---- Family and what it lacks ---- */
 
 static int find_family(struct reader *r) {
     json_t *list = get(r, "architectures");
@@ -139,8 +138,7 @@ static void refuse_extras(struct reader *r) {
     }
 }
 
-/* ---- Rope --------------------------------------------------------------------------------------
- */
+/* ---- Rope ---- */
 
 /* The object that tells the scaling, NULL where none does: `rope_parameters` (possibly one object
  * per kind of layer), else the older `rope_scaling`. */
@@ -243,8 +241,7 @@ static void read_nope(struct reader *r, struct model_config *c) {
     }
 }
 
-/* ---- Sliding windows ---------------------------------------------------------------------------
- */
+/* ---- Sliding windows ---- */
 
 /* Does any layer slide by the rules of its class? Only asked when the class has a window at all. */
 static bool any_layer_slides(struct reader *r, const struct model_config *c) {

@@ -1,5 +1,6 @@
-/* One pass over the rows of many sequences. The residual stream x and the last product's output travel apart:
- * each norm adds what the product before it left in `delta`, so the addition costs no pass of its own. */
+/* One pass over the rows of many sequences. The residual stream x and the last product's output
+ * travel apart: each norm adds what the product before it left in `delta`, so the addition costs no
+ * pass of its own. */
 #include "model/model_private.h"
 
 #include <math.h>
@@ -70,15 +71,16 @@ static int ffn_block(struct model *m, const struct model_pass *p, int layer, str
     struct model_workspace *w = &m->ws;
     struct kern *k = m->k;
     struct kern_rows rows = p->batch.rows;
-    TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, w->delta, l->ffn_norm, c->norm_eps, w->act, NULL));
+    TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, w->delta, l->ffn_norm, c->norm_eps, w->act,
+                          NULL));
     TRY(linear(k, rows, &l->gate_up, w->act, w->gate_up));
     TRY(k->ops->gate_pack(k, rows, c->ffn, w->gate_up, w->act));
     TRY(linear(k, rows, &l->down, w->act, w->delta));
     return 0;
 }
 
-/* Logits of the rows that want them. They are products of the generated class whatever the row was, so that a
- * prompt's last row and a decode row of equal state have equal logits. */
+/* Logits of the rows that want them. They are products of the generated class whatever the row was,
+ * so that a prompt's last row and a decode row of equal state have equal logits. */
 static int head_block(struct model *m, const struct model_pass *p, struct err *e) {
     const struct model_config *c = &m->config;
     struct model_workspace *w = &m->ws;
@@ -86,8 +88,8 @@ static int head_block(struct model *m, const struct model_pass *p, struct err *e
     struct kern_rows rows = {.n_gen = p->n_logits};
     TRY(k->ops->gather(k, w->x, c->hidden, p->logit_row, p->n_logits, w->last));
     TRY(k->ops->gather(k, w->delta, c->hidden, p->logit_row, p->n_logits, w->last_delta));
-    TRY(k->ops->norm_pack(k, rows, c->hidden, w->last, w->last_delta, m->out_norm, c->norm_eps, w->act,
-                          p->tap_final));
+    TRY(k->ops->norm_pack(k, rows, c->hidden, w->last, w->last_delta, m->out_norm, c->norm_eps,
+                          w->act, p->tap_final));
     TRY(k->ops->matmul(k, rows, &m->head, w->act, p->logits, (int)p->logits_stride, 0));
     return 0;
 }

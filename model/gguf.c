@@ -27,7 +27,7 @@ const char *const gguf__type_names[GGUF_N_TYPES] = {
     "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"};
 const uint8_t gguf__type_bytes[GGUF_N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* ---- Reading numbers ----------------------------------------------------------------------- */
+/* ---- Reading numbers ---- */
 
 static bool take(struct cursor *c, size_t n, const uint8_t **out) {
     if (n > c->left) return false;
@@ -61,8 +61,7 @@ static int take_string(struct cursor *c, struct gguf_str *out, const char *where
     return 0;
 }
 
-/* ---- Sorting: duplicates are neighbours, lookup is a bisection --------------------------------
- */
+/* ---- Sorting: duplicates are neighbours, lookup is a bisection ---- */
 
 static int compare_pairs(const void *a, const void *b, void *arg) {
     const struct gguf__pair *p = arg;
@@ -101,7 +100,7 @@ static bool grow(void **items, size_t n, size_t *cap, size_t size) {
     return true;
 }
 
-/* ---- Metadata -------------------------------------------------------------------------------- */
+/* ---- Metadata ---- */
 
 static int check_bools(const struct gguf__pair *p, const uint8_t *values, size_t n, struct err *e) {
     for (size_t i = 0; i < n; i++)
@@ -184,7 +183,7 @@ static int read_pairs(struct gguf *g, struct cursor *c, uint64_t n, struct err *
     return 0;
 }
 
-/* ---- Tensors --------------------------------------------------------------------------------- */
+/* ---- Tensors ---- */
 
 /* Type and dims of one entry; sets t->bytes. */
 static int check_tensor(struct gguf_tensor *t, uint64_t type, struct err *e) {
@@ -316,7 +315,7 @@ static int read_tensors(struct gguf *g, struct cursor *c, uint64_t n, bool heade
     return rc;
 }
 
-/* ---- Open ------------------------------------------------------------------------------------ */
+/* ---- Open ---- */
 
 static int check_magic(const struct cursor *c, struct err *e) {
     if (c->left < 8) return err_raise(e, E_FORMAT, "%zu bytes are no GGUF file", c->left);

@@ -7,7 +7,7 @@
 #include "base/utf8.h"
 #include "model/gguf_private.h"
 
-/* ---- Values ---------------------------------------------------------------------------------- */
+/* ---- Values ---- */
 
 static const struct gguf__pair *find_pair(const struct gguf *g, const char *key) {
     struct gguf_str k = {key, strlen(key)};
@@ -212,7 +212,7 @@ int gguf_array_data(const struct gguf *g, const char *key, enum gguf_type type, 
     return 0;
 }
 
-/* ---- Listing --------------------------------------------------------------------------------- */
+/* ---- Listing ---- */
 
 size_t gguf_n_tensors(const struct gguf *g) {
     return g->n_tensors;
@@ -236,7 +236,7 @@ const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *nam
     return NULL;
 }
 
-/* ---- For people ------------------------------------------------------------------------------ */
+/* ---- For people ---- */
 
 /* At most `most` bytes of s, cut between characters, controls as spaces. */
 static void describe_bytes(struct strbuf *b, struct gguf_str s, size_t most) {

@@ -1,5 +1,5 @@
-/* Opening a model: one sizes pass over the tensors, one reservation, one packing pass. The same layout function
- * runs twice, so that what the plan counts is what is taken. */
+/* Opening a model: one sizes pass over the tensors, one reservation, one packing pass. The same
+ * layout function runs twice, so that what the plan counts is what is taken. */
 #include "model/model_private.h"
 
 #include <stdlib.h>
@@ -26,16 +26,17 @@ static void *carve_take(struct carve *c, size_t bytes) {
 }
 
 struct layout {
-    struct model *m;              /* filled where carve.base is set */
+    struct model *m; /* filled where carve.base is set */
     const struct model_source *src;
     struct carve carve;
-    size_t done, total;           /* bytes of file tensors, for progress */
+    size_t done, total; /* bytes of file tensors, for progress */
     void (*progress)(void *arg, size_t done, size_t total);
     void *progress_arg;
     struct err *e;
 };
 
-static bool find(const struct layout *l, enum tensor_role role, int layer, struct tensor_view *out) {
+static bool find(const struct layout *l, enum tensor_role role, int layer,
+                 struct tensor_view *out) {
     return model_source_find(l->src, role, layer, out, NULL) == 0;
 }
 
@@ -68,8 +69,8 @@ static int take_weight(struct layout *l, const char *name, enum kern_dtype t, in
     struct kern *k = l->m->k;
     size_t bytes = k->ops->weight_bytes(k, t, rows, cols);
     if (bytes == 0)
-        return err_raise(l->e, E_UNSUPPORTED, "tensor %s: no %s product for %s with %d columns", name,
-                         k->ops->backend, kern_dtype_name(t), cols);
+        return err_raise(l->e, E_UNSUPPORTED, "tensor %s: no %s product for %s with %d columns",
+                         name, k->ops->backend, kern_dtype_name(t), cols);
     void *dst = carve_take(&l->carve, bytes);
     if (!dst) return 0;
     return k->ops->weight_pack(k, out, dst, t, rows, cols, src, l->e);
@@ -94,7 +95,8 @@ static int take_linear(struct layout *l, int layer, int n, const enum tensor_rol
     if (!same || n == 1) {
         for (int i = 0, at = 0; i < n && !rc; at += v[i].rows, i++) {
             lin.offset[i] = at;
-            rc = take_weight(l, v[i].name, v[i].dtype, v[i].rows, v[i].cols, v[i].data, &lin.part[i]);
+            rc = take_weight(l, v[i].name, v[i].dtype, v[i].rows, v[i].cols, v[i].data,
+                             &lin.part[i]);
             report(l, v[i].bytes);
         }
         lin.n_parts = n;
@@ -102,7 +104,8 @@ static int take_linear(struct layout *l, int layer, int n, const enum tensor_rol
         uint8_t *joined = NULL;
         if (l->carve.base) {
             joined = malloc(bytes);
-            if (!joined) return err_raise(l->e, E_NOMEM, "%s: no memory for %zu bytes", v[0].name, bytes);
+            if (!joined)
+                return err_raise(l->e, E_NOMEM, "%s: no memory for %zu bytes", v[0].name, bytes);
             for (size_t i = 0, at = 0; i < (size_t)n; at += v[i].bytes, i++)
                 memcpy(joined + at, v[i].data, v[i].bytes);
         }
@@ -166,11 +169,13 @@ static int take_weights(struct layout *l) {
     if (!rc) rc = take_rope(l);
     for (int i = 0; i < m->config.n_layers && !rc; i++) rc = take_layer(l, i);
     if (m->config.tied) m->head = m->embedding;
-    if (!rc && l->carve.overflow) rc = err_raise(l->e, E_TOO_LONG, "weights: the sum of sizes overflows");
+    if (!rc && l->carve.overflow)
+        rc = err_raise(l->e, E_TOO_LONG, "weights: the sum of sizes overflows");
     return rc;
 }
 
-/* Workspace; rows of either class may fill a pass, so activations are sized for the worse of both. */
+/* Workspace; rows of either class may fill a pass, so activations are sized for the worse of both.
+ */
 static int take_workspace(struct carve *cv, struct kern *k, const struct model_config *c,
                           const struct model_caps *caps, struct model_workspace *w) {
     struct kern_rows both = {.n_gen = caps->max_rows, .n_prompt = caps->max_rows};
@@ -184,8 +189,8 @@ static int take_workspace(struct carve *cv, struct kern *k, const struct model_c
     act = max_size(act, k->ops->act_bytes(k, last, c->hidden));
     struct kern_rows any = {.n_gen = caps->max_rows};
     struct kern_rows prompt = {.n_prompt = caps->max_rows};
-    size_t attn = max_size(k->ops->attn_scratch_bytes(k, any, caps->max_seqs, c->n_heads, c->head_dim,
-                                                      caps->max_blocks),
+    size_t attn = max_size(k->ops->attn_scratch_bytes(k, any, caps->max_seqs, c->n_heads,
+                                                      c->head_dim, caps->max_blocks),
                            k->ops->attn_scratch_bytes(k, prompt, caps->max_seqs, c->n_heads,
                                                       c->head_dim, caps->max_blocks));
     struct model_workspace ws = {
@@ -243,8 +248,13 @@ int model_open(struct model **out, const struct model_source *src, struct kern *
     }
     rc = k->ops->reserve(k, m->reserved_bytes, &m->reserved, e);
     if (rc) goto fail_layers;
-    struct layout l = {.m = m, .src = src, .carve = {.base = m->reserved}, .e = e, .progress = progress,
-                       .progress_arg = arg, .total = model_source_bytes(src)};
+    struct layout l = {.m = m,
+                       .src = src,
+                       .carve = {.base = m->reserved},
+                       .e = e,
+                       .progress = progress,
+                       .progress_arg = arg,
+                       .total = model_source_bytes(src)};
     rc = take_weights(&l);
     if (rc) goto fail_reserved;
     ASSERT(align_up(l.carve.used, KERN_ACT_ALIGN) == weights);
@@ -269,7 +279,15 @@ void model_close(struct model *m) {
     free(m);
 }
 
-const struct model_config *model_get_config(const struct model *m) { return &m->config; }
-size_t model_reserved_bytes(const struct model *m) { return m->reserved_bytes; }
-const struct kern_weight *model_embedding(const struct model *m) { return &m->embedding; }
-const struct kern_weight *model_head(const struct model *m) { return &m->head; }
+const struct model_config *model_get_config(const struct model *m) {
+    return &m->config;
+}
+size_t model_reserved_bytes(const struct model *m) {
+    return m->reserved_bytes;
+}
+const struct kern_weight *model_embedding(const struct model *m) {
+    return &m->embedding;
+}
+const struct kern_weight *model_head(const struct model *m) {
+    return &m->head;
+}

@@ -1,9 +1,9 @@
 #ifndef TANDEM_MODEL_H
 #define TANDEM_MODEL_H
 
-/* A dense decoder ready to run on a backend: weights packed once, a forward pass over rows of many sequences.
- * Draft and target are two of these; the target is handed another attention plan (block lists), nothing else.
- * This is the folder's public header; it brings the others. */
+/* A dense decoder ready to run on a backend: weights packed once, a forward pass over rows of many
+ * sequences. Draft and target are two of these; the target is handed another attention plan (block
+ * lists), nothing else. This is the folder's public header; it brings the others. */
 
 #include "kernels/kernels.h"
 #include "model/chat.h"
@@ -17,21 +17,22 @@ struct model_source; /* model/source.h */
 
 /* Capacities that buffers are sized for. */
 struct model_caps {
-    int max_rows;      /* rows of a pass, both classes together */
-    int max_seqs;      /* sequences of a pass */
-    int max_blocks;    /* entries of a block list */
-    int max_logits;    /* rows that need logits in a pass */
+    int max_rows;   /* rows of a pass, both classes together */
+    int max_seqs;   /* sequences of a pass */
+    int max_blocks; /* entries of a block list */
+    int max_logits; /* rows that need logits in a pass */
 };
 
-/* Bytes of packed weights, and of workspace for `caps`, on backend k. From headers alone. E_UNSUPPORTED where
- * the backend cannot multiply a type that the file holds (named). */
+/* Bytes of packed weights, and of workspace for `caps`, on backend k. From headers alone.
+ * E_UNSUPPORTED where the backend cannot multiply a type that the file holds (named). */
 int model_weight_bytes(const struct model_source *src, const struct kern *k, size_t *out,
                        struct err *e);
 int model_workspace_bytes(const struct model_config *c, const struct kern *k,
                           const struct model_caps *caps, size_t *out, struct err *e);
 
-/* Pack all weights of `src` into one reservation of backend k and carve the workspace. progress (may be NULL)
- * sees bytes of weights done. The source may be closed afterwards; k must outlive the model. */
+/* Pack all weights of `src` into one reservation of backend k and carve the workspace. progress
+ * (may be NULL) sees bytes of weights done. The source may be closed afterwards; k must outlive the
+ * model. */
 int model_open(struct model **out, const struct model_source *src, struct kern *k,
                const struct model_caps *caps,
                void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e);
@@ -43,9 +44,9 @@ size_t model_reserved_bytes(const struct model *m); /* weights and workspace */
 /* A run of layers whose KV lies in pages of one class, with the lists that its rows read. */
 struct model_group {
     int first_layer, n_layers;
-    void *arena;                /* backend memory; page p at arena + p * 1024 */
+    void *arena; /* backend memory; page p at arena + p * 1024 */
     enum kern_dtype kv_dtype;
-    const int32_t *slot_page;   /* [n_rows] page that takes a row's K and V */
+    const int32_t *slot_page; /* [n_rows] page that takes a row's K and V */
     struct kern_lists lists;
     struct kern_attn_taps taps; /* zero: none */
 };
@@ -54,28 +55,29 @@ enum { MODEL_MAX_GROUPS = 3 };
 
 /* One pass. All arrays are in backend memory. */
 struct model_pass {
-    struct kern_batch batch;    /* its slot_page is ignored: see groups */
+    struct kern_batch batch; /* its slot_page is ignored: see groups */
     int n_groups;
     struct model_group group[MODEL_MAX_GROUPS]; /* together they cover all layers in order */
     int n_logits;
-    const int32_t *logit_row;   /* [n_logits] rows whose logits are wanted */
-    float *logits;              /* f32 [n_logits][logits_stride] */
-    size_t logits_stride;       /* >= vocab */
+    const int32_t *logit_row; /* [n_logits] rows whose logits are wanted */
+    float *logits;            /* f32 [n_logits][logits_stride] */
+    size_t logits_stride;     /* >= vocab */
     /* Taps, NULL where not wanted. */
-    int tap_layer;              /* layer whose input state is tapped */
-    float *tap_state;           /* f32 [n_rows][H]: residual stream entering tap_layer */
-    float *tap_final;           /* f32 [n_logits][H]: state after the last norm */
+    int tap_layer;    /* layer whose input state is tapped */
+    float *tap_state; /* f32 [n_rows][H]: residual stream entering tap_layer */
+    float *tap_final; /* f32 [n_logits][H]: state after the last norm */
 };
 
-/* Run the pass: embedding, layers, head. Enqueues on the backend; see kernels.h for what holds of bits. */
+/* Run the pass: embedding, layers, head. Enqueues on the backend; see kernels.h for what holds of
+ * bits. */
 int model_forward(struct model *m, const struct model_pass *p, struct err *e);
 
 /* Embedding and head weights, for a draft that borrows them. */
 const struct kern_weight *model_embedding(const struct model *m);
 const struct kern_weight *model_head(const struct model *m);
 
-/* Shape of one KV page of `n_layers` layers of this model, elem_bytes 2 or 4: [layer][K, V][kv head][64]
- * [head_dim]. Byte offsets inside a page for a layer of the group: */
+/* Shape of one KV page of `n_layers` layers of this model, elem_bytes 2 or 4: [layer][K, V][kv
+ * head][64] [head_dim]. Byte offsets inside a page for a layer of the group: */
 static inline size_t model_kv_offset(const struct model_config *c, int layer_in_group, bool value,
                                      size_t elem_bytes) {
     size_t plane = (size_t)c->n_kv_heads * 64 * (size_t)c->head_dim * elem_bytes;

@@ -1,14 +1,15 @@
 #ifndef TANDEM_MODEL_PRIVATE_H
 #define TANDEM_MODEL_PRIVATE_H
 
-/* What model.c lays out and forward.c reads. Every pointer is into one reservation of the backend. */
+/* What model.c lays out and forward.c reads. Every pointer is into one reservation of the backend.
+ */
 
 #include "model/model.h"
 
 enum { MODEL_MAX_PARTS = 3 };
 
-/* Matrices that share an input and write side by side: one when the file's types agree (they are packed
- * as one), several otherwise. */
+/* Matrices that share an input and write side by side: one when the file's types agree (they are
+ * packed as one), several otherwise. */
 struct model_linear {
     int n_parts;
     struct kern_weight part[MODEL_MAX_PARTS];
@@ -17,14 +18,14 @@ struct model_linear {
 };
 
 struct model_layer {
-    const float *attn_norm;              /* [H] */
-    struct model_linear qkv;             /* [(n_heads + 2 n_kv_heads) * head_dim][H] */
+    const float *attn_norm;                /* [H] */
+    struct model_linear qkv;               /* [(n_heads + 2 n_kv_heads) * head_dim][H] */
     const float *q_bias, *k_bias, *v_bias; /* or NULL */
-    const float *q_norm, *k_norm;        /* [head_dim] or NULL */
-    struct model_linear o;               /* [H][n_heads * head_dim] */
-    const float *ffn_norm;               /* [H] */
-    struct model_linear gate_up;         /* [2F][H], gate first */
-    struct model_linear down;            /* [H][F] */
+    const float *q_norm, *k_norm;          /* [head_dim] or NULL */
+    struct model_linear o;                 /* [H][n_heads * head_dim] */
+    const float *ffn_norm;                 /* [H] */
+    struct model_linear gate_up;           /* [2F][H], gate first */
+    struct model_linear down;              /* [H][F] */
 };
 
 struct model_workspace {

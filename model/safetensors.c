@@ -46,8 +46,7 @@ struct safetensors {
     size_t n_tensors, cap;
 };
 
-/* ---- JSON with a bounded cost ------------------------------------------------------------------
- */
+/* ---- JSON with a bounded cost ---- */
 
 static bool read_u64(const json_t *v, uint64_t *out) {
     if (!json_is_integer(v) || json_integer_value(v) < 0) return false;
@@ -55,8 +54,7 @@ static bool read_u64(const json_t *v, uint64_t *out) {
     return true;
 }
 
-/* ---- One header entry --------------------------------------------------------------------------
- */
+/* ---- One header entry ---- */
 
 static int read_type(struct safetensors_tensor *t, json_t *entry, unsigned *bits, struct err *e) {
     const char *name = json_string_value(json_object_get(entry, "dtype"));
@@ -126,8 +124,7 @@ static int check_metadata(json_t *metadata, struct err *e) {
     return 0;
 }
 
-/* ---- One file ----------------------------------------------------------------------------------
- */
+/* ---- One file ---- */
 
 static int compare_place(const void *a, const void *b) {
     const struct safetensors_tensor *x = a, *y = b;
@@ -219,8 +216,7 @@ static int add_file(struct safetensors *s, const char *path, struct err *e) {
     return rc ? err_prefix(e, rc, "%s", path) : 0;
 }
 
-/* ---- Lookup ------------------------------------------------------------------------------------
- */
+/* ---- Lookup ---- */
 
 static int compare_names(const void *a, const void *b, void *arg) {
     const struct safetensors_tensor *t = arg;
@@ -254,8 +250,7 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s, c
     return NULL;
 }
 
-/* ---- A folder of shards ------------------------------------------------------------------------
- */
+/* ---- A folder of shards ---- */
 
 static int check_shard_name(const char *name, struct err *e) {
     size_t n = strlen(name), suffix = strlen(".safetensors");
@@ -383,8 +378,7 @@ void safetensors_close(struct safetensors *s) {
     free(s);
 }
 
-/* ---- Questions ---------------------------------------------------------------------------------
- */
+/* ---- Questions ---- */
 
 size_t safetensors_n_tensors(const struct safetensors *s) {
     return s->n_tensors;

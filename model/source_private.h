@@ -15,7 +15,7 @@ struct model_source {
     struct gguf *gguf;
     struct safetensors *tensors;   /* NULL for a GGUF, or where only a config.json is there */
     enum kern_dtype planned_dtype; /* of weights that are not there */
-    bool plan; /* tensors need not be there */
+    bool plan;                     /* tensors need not be there */
     bool has_weights;
     struct model_config config;
     struct arena arena; /* path, names, views, template */

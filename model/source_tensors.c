@@ -118,8 +118,7 @@ static void expected_shape(const struct model_config *c, enum tensor_role role, 
     }
 }
 
-/* ---- One tensor --------------------------------------------------------------------------------
- */
+/* ---- One tensor ---- */
 
 /* What both formats say of a tensor, the contiguous dimension last. */
 struct found {
@@ -236,8 +235,7 @@ static int map_one(struct model_source *s, struct tensor_view *v, struct err *e)
     return 0;
 }
 
-/* ---- Left over ---------------------------------------------------------------------------------
- */
+/* ---- Left over ---- */
 
 static bool ends_with(const char *s, size_t n, const char *suffix) {
     size_t k = strlen(suffix);
@@ -292,8 +290,7 @@ static int refuse_left_over(const struct model_source *s, struct err *e) {
     return rc;
 }
 
-/* ---- All ---------------------------------------------------------------------------------------
- */
+/* ---- All ---- */
 
 int source__map_tensors(struct model_source *s, struct err *e) {
     if (!s->plan && !has_tensors(s))

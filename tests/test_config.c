@@ -15,8 +15,7 @@
 #include "model/config.h"
 #include "tests/gguf_builder.h"
 
-/* ---- config.json -------------------------------------------------------------------------------
- */
+/* ---- config.json ---- */
 
 enum base { LLAMA32, MISTRAL, QWEN25, QWEN3, SMOLLM3 };
 
@@ -339,8 +338,7 @@ static void test_config_json_syntax(void) {
     json_decref(obj);
 }
 
-/* ---- GGUF --------------------------------------------------------------------------------------
- */
+/* ---- GGUF ---- */
 
 /* A key below the architecture's name; no text: a number, as u32 where it is whole, else f32. */
 struct key {
@@ -571,8 +569,7 @@ static void test_config_default_target(void) {
     gguf_close(g);
 }
 
-/* ---- Rope --------------------------------------------------------------------------------------
- */
+/* ---- Rope ---- */
 
 static const struct {
     enum rope_scaling scaling;

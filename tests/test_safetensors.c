@@ -204,13 +204,12 @@ static void test_safetensors_bounds_the_parser(void) {
     }
 }
 
-/* ---- Folders -----------------------------------------------------------------------------------
- */
+/* ---- Folders ---- */
 
 static char folder[64];
 
 static void make_folder(void) {
-    strcpy(folder, "/tmp/tandem_test_st_XXXXXX");
+    snprintf(folder, sizeof folder, "/tmp/tandem_test_st_XXXXXX");
     assert_non_null(mkdtemp(folder));
 }
 

@@ -95,8 +95,7 @@ static size_t item_bytes(const struct item *it) {
     return it->type == F32 ? 4 * n : it->type == F16 ? 2 * n : n / 32 * 34;
 }
 
-/* ---- Files -------------------------------------------------------------------------------------
- */
+/* ---- Files ---- */
 
 static char folder[64], path[128];
 
@@ -106,7 +105,7 @@ static const char *in_folder(const char *name) {
 }
 
 static void make_folder(void) {
-    strcpy(folder, "/tmp/tandem_test_src_XXXXXX");
+    snprintf(folder, sizeof folder, "/tmp/tandem_test_src_XXXXXX");
     assert_non_null(mkdtemp(folder));
 }
 
