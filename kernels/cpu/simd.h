@@ -156,22 +156,45 @@ ALWAYS_INLINE bool v_any_nan(vf a) {
 
 enum { VN = 16 / VL }; /* vectors of 16 lanes */
 
-/* Sum of 16 lanes by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same in every set. */
-ALWAYS_INLINE float v_sum16(const vf acc[VN]) {
-    float a[16];
-    for (int i = 0; i < VN; i++) v_store(a + i * VL, acc[i]);
-    for (int n = 8; n; n /= 2)
-        for (int i = 0; i < n; i++) a[i] += a[i + n];
-    return a[0];
+/* Sum of 16 lanes by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same in every set. Largest lane alike; NaN in some
+ * lane may or may not come through. */
+#if defined(__AVX2__)
+ALWAYS_INLINE float v_sum8(__m256 a) {
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
-
+ALWAYS_INLINE float v_max8(__m256 a) {
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+#endif
+#if defined(__AVX512F__)
+ALWAYS_INLINE __m256 v_upper(__m512 a) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
+}
+ALWAYS_INLINE float v_sum16(const vf acc[VN]) {
+    return v_sum8(_mm256_add_ps(_mm512_castps512_ps256(acc[0]), v_upper(acc[0])));
+}
 ALWAYS_INLINE float v_max16(const vf acc[VN]) {
-    float a[16];
-    for (int i = 0; i < VN; i++) v_store(a + i * VL, acc[i]);
+    return v_max8(_mm256_max_ps(_mm512_castps512_ps256(acc[0]), v_upper(acc[0])));
+}
+#elif defined(__AVX2__)
+ALWAYS_INLINE float v_sum16(const vf acc[VN]) { return v_sum8(_mm256_add_ps(acc[0], acc[1])); }
+ALWAYS_INLINE float v_max16(const vf acc[VN]) { return v_max8(_mm256_max_ps(acc[0], acc[1])); }
+#else
+ALWAYS_INLINE float v_sum16(const vf acc[VN]) {
+    vf a = (acc[0] + acc[2]) + (acc[1] + acc[3]);
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+ALWAYS_INLINE float v_max16(const vf acc[VN]) {
+    vf a = v_max(v_max(acc[0], acc[2]), v_max(acc[1], acc[3]));
     float m = a[0];
-    for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
+    for (int i = 1; i < 4; i++) m = a[i] > m ? a[i] : m;
     return m;
 }
+#endif
 
 /* VL elements of a cache's type. */
 ALWAYS_INLINE vf v_load_kv(enum kern_dtype t, const void *p) {
