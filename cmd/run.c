@@ -2,52 +2,31 @@
  * the socket. */
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cmd/bell.h"
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/sampling_flags.h"
 #include "cmd/text.h"
 
-/* The step thread rings; this thread waits. */
-struct bell {
-    pthread_mutex_t mutex;
-    pthread_cond_t cond;
-    int rung;
+/* Ctrl-C cancels the answer. A handler may not take a mutex, so a thread waits for the signal and rings. */
+struct interrupt {
+    sigset_t set;
+    struct bell *bell;
+    atomic_bool seen;
 };
 
-static void bell_ring(void *arg) {
-    struct bell *b = arg;
-    pthread_mutex_lock(&b->mutex);
-    b->rung = 1;
-    pthread_cond_signal(&b->cond);
-    pthread_mutex_unlock(&b->mutex);
-}
-
-static void bell_wait(struct bell *b) {
-    pthread_mutex_lock(&b->mutex);
-    while (!b->rung) pthread_cond_wait(&b->cond, &b->mutex);
-    b->rung = 0;
-    pthread_mutex_unlock(&b->mutex);
-}
-
-static volatile sig_atomic_t interrupted;
-static struct bell *interrupt_bell;
-static void on_interrupt(int sig) {
-    (void)sig;
-    interrupted = 1;
-}
-
-/* A signal handler may not take a mutex, so a thread waits for the signal and rings. */
 static void *interrupt_main(void *arg) {
-    sigset_t *set = arg;
+    struct interrupt *it = arg;
     int sig;
-    while (sigwait(set, &sig) == 0) {
-        on_interrupt(sig);
-        bell_ring(interrupt_bell);
+    while (sigwait(&it->set, &sig) == 0) {
+        atomic_store(&it->seen, true);
+        bell_ring(it->bell);
     }
     return NULL;
 }
@@ -66,7 +45,7 @@ static int make_prompt(struct tokens *out, const struct engine *g, const struct 
     return chat_render(engine_chat(g), t, m, n, true, out, e);
 }
 
-static void print_summary(const struct engine_progress *p, const struct engine *g) {
+static void print_summary(const struct engine_progress *p) {
     double prompt_s = (double)(p->first_token_ns - p->submitted_ns) / 1e9;
     double decode_s = (double)(p->finished_ns - p->first_token_ns) / 1e9;
     log_info("%d prompt tokens in %.0f ms (%.0f tokens/s), time to first token %.0f ms",
@@ -76,11 +55,10 @@ static void print_summary(const struct engine_progress *p, const struct engine *
         log_info("%d tokens, %.1f tokens/s (%.2f ms each), finish: %s, seed %llu", p->n_tokens,
                  (p->n_tokens - 1) / decode_s, decode_s * 1e3 / (p->n_tokens - 1),
                  engine_finish_name(p->finish), (unsigned long long)p->seed);
-    (void)g;
 }
 
 /* Stream the answer to stdout until it is finished; the exit code. */
-static int stream(struct engine *g, struct engine_request *r, struct bell *bell,
+static int stream(struct engine *g, struct engine_request *r, struct interrupt *it,
                   const struct verify_params *params, bool special, struct err *e) {
     struct verify_text text;
     struct strbuf sink = {0};
@@ -88,8 +66,8 @@ static int stream(struct engine *g, struct engine_request *r, struct bell *bell,
     int rc = verify_text_init(&text, engine_tokenizer(g), params, special, e), done = 0;
     if (rc) return rc;
     do {
-        bell_wait(bell);
-        if (interrupted) engine_cancel(g, r);
+        bell_wait(it->bell);
+        if (atomic_load(&it->seen)) engine_cancel(g, r);
         engine_poll(r, &p);
         for (; done < p.n_tokens; done++) verify_text_push(&text, p.tokens[done], &sink);
         if (p.finish) verify_text_finish(&text, &sink);
@@ -99,7 +77,7 @@ static int stream(struct engine *g, struct engine_request *r, struct bell *bell,
     } while (!p.finish);
     putchar('\n');
     if (p.finish == ENGINE_FAILED) rc = err_raise(e, p.error_code, "%s", p.error);
-    else print_summary(&p, g);
+    else print_summary(&p);
     verify_text_deinit(&text);
     strbuf_deinit(&sink);
     return rc;
@@ -140,18 +118,18 @@ int cmd_run(int argc, char **argv) {
     struct strbuf text = {0};
     struct tokens ids = {0};
     struct engine *g = NULL;
-    struct bell bell = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
+    static struct bell bell = BELL_INIT;
+    static struct interrupt it; /* both outlive this function: the waiter may still look */
     struct engine_request *r = NULL;
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before any thread starts, so that all inherit it */
+    it.bell = &bell;
+    sigemptyset(&it.set);
+    sigaddset(&it.set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &it.set, NULL); /* before any thread starts, so that all inherit it */
     rc = cmd_text(&text, o.n_words ? o.words[0] : NULL, file, &e);
     if (!rc) rc = cmd_open_engine(&g, &f.o, &e);
     if (!rc) rc = make_prompt(&ids, g, &text, system, raw, &e);
-    interrupt_bell = &bell;
     pthread_t waiter;
-    if (!rc && pthread_create(&waiter, NULL, interrupt_main, &set) == 0) pthread_detach(waiter);
+    if (!rc && pthread_create(&waiter, NULL, interrupt_main, &it) == 0) pthread_detach(waiter);
     if (!rc) {
         struct engine_submit_options so = {.params = s.params,
                                            .prompt = ids.ids,
@@ -160,7 +138,7 @@ int cmd_run(int argc, char **argv) {
                                            .notify_arg = &bell};
         rc = engine_submit(g, &so, &r, &e);
     }
-    if (!rc) rc = stream(g, r, &bell, &s.params, special, &e);
+    if (!rc) rc = stream(g, r, &it, &s.params, special, &e);
     if (r) engine_release(g, r);
     if (g) engine_close(g);
     tokens_deinit(&ids);

@@ -1,0 +1,217 @@
+/* `tandem bench`: what a client sees of the engine in this process, over a grid of prompt lengths and batch sizes:
+ * time to first token, time per token, inter-token latency, tokens a second, KV bytes read and resident. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "cmd/bell.h"
+#include "cmd/cmd.h"
+#include "cmd/engine_flags.h"
+#include "cmd/text.h"
+
+enum { MAX_POINTS = 16, MAX_BATCH = ENGINE_MAX_SEQS };
+
+struct point {
+    int prompt, batch, n_tokens; /* asked for */
+    double ttft_p50, ttft_max;   /* ms */
+    double tpot;                 /* ms a token of one sequence, without the first */
+    double itl_p50, itl_p99;     /* ms */
+    double prompt_rate;          /* prompt tokens a second until all have their first token */
+    double decode_rate;          /* tokens a second of all sequences after that */
+    double kv_bytes;             /* read per decoded token */
+    size_t resident;             /* bytes of the process at the end */
+};
+
+struct client {
+    struct engine_request *r;
+    int64_t last_ns;
+    int seen;
+    bool done;
+};
+
+static int by_value(const void *a, const void *b) {
+    double d = *(const double *)a - *(const double *)b;
+    return d < 0 ? -1 : d > 0;
+}
+
+static double at_share(const double *sorted, size_t n, double share) {
+    return n ? sorted[min_size(n - 1, (size_t)(share * (double)n))] : 0;
+}
+
+/* Prompts of random ids, different for each client so that no prefix is shared. */
+static void make_prompt(int32_t *ids, int n, int vocab, uint64_t seed) {
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)(rng_u32(seed, (uint64_t)i, RNG_TEST, 0) % (uint32_t)vocab);
+}
+
+/* Look at each client once; times of new tokens go to gaps. */
+static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct point *out, double *ttft,
+                int *n_done, struct err *e) {
+    for (int i = 0; i < n; i++) {
+        if (c[i].done) continue;
+        struct engine_progress p;
+        engine_poll(c[i].r, &p);
+        int64_t now = clock_ns();
+        for (; c[i].seen < p.n_tokens; c[i].seen++) {
+            if (c[i].seen == 0) ttft[i] = (double)(p.first_token_ns - p.submitted_ns) / 1e6;
+            else if (*n_gaps < (size_t)out->batch * (size_t)out->n_tokens)
+                gaps[(*n_gaps)++] = (double)(now - c[i].last_ns) / 1e6;
+            c[i].last_ns = now;
+        }
+        if (!p.finish) continue;
+        if (p.finish == ENGINE_FAILED) return err_raise(e, p.error_code, "%s", p.error);
+        out->tpot += (double)(p.finished_ns - p.first_token_ns) / 1e6 / (p.n_tokens > 1 ? p.n_tokens - 1 : 1) / n;
+        c[i].done = true;
+        ++*n_done;
+    }
+    return 0;
+}
+
+static int run_point(struct engine *g, struct point *out, struct err *e) {
+    static struct bell bell = BELL_INIT;
+    struct client clients[MAX_BATCH] = {{0}};
+    int n = out->batch, n_done = 0, rc = 0;
+    double ttft[MAX_BATCH] = {0};
+    size_t n_gaps = 0;
+    double *gaps = malloc(sizeof *gaps * (size_t)n * (size_t)out->n_tokens);
+    int32_t *ids = malloc(sizeof *ids * (size_t)out->prompt);
+    if (!gaps || !ids) {
+        free(gaps);
+        free(ids);
+        return err_raise(e, E_NOMEM, "no memory for a point of the bench");
+    }
+    struct engine_stats before, after;
+    engine_get_stats(g, &before);
+    struct engine_submit_options so = {.prompt = ids, .n_prompt = out->prompt, .no_prefix_cache = true,
+                                       .notify = bell_ring, .notify_arg = &bell};
+    verify_params_default(&so.params);
+    so.params.temperature = 0;
+    so.params.ignore_eos = true;
+    so.params.max_tokens = out->n_tokens;
+    int64_t start = clock_ns(), first = 0;
+    for (int i = 0; i < n && !rc; i++) {
+        make_prompt(ids, out->prompt, tokenizer_n_tokens(engine_tokenizer(g)), (uint64_t)i + 1);
+        rc = engine_submit(g, &so, &clients[i].r, e);
+    }
+    while (!rc && n_done < n) {
+        bell_wait(&bell);
+        rc = look(clients, n, gaps, &n_gaps, out, ttft, &n_done, e);
+        int begun = 0;
+        for (int i = 0; i < n; i++) begun += clients[i].seen > 0;
+        if (begun == n && !first) first = clock_ns();
+    }
+    int64_t end = clock_ns();
+    engine_get_stats(g, &after);
+    for (int i = 0; i < n; i++)
+        if (clients[i].r) engine_release(g, clients[i].r);
+    if (!rc) {
+        qsort(gaps, n_gaps, sizeof *gaps, by_value);
+        qsort(ttft, (size_t)n, sizeof *ttft, by_value);
+        double tokens = (double)(after.n_generated_tokens - before.n_generated_tokens);
+        out->ttft_p50 = at_share(ttft, (size_t)n, 0.5);
+        out->ttft_max = ttft[n - 1];
+        out->itl_p50 = at_share(gaps, n_gaps, 0.5);
+        out->itl_p99 = at_share(gaps, n_gaps, 0.99);
+        out->prompt_rate = (double)n * out->prompt / ((double)(first - start) / 1e9);
+        out->decode_rate = (double)n_gaps / ((double)(end - first) / 1e9);
+        out->kv_bytes = (double)(after.kv_bytes_read - before.kv_bytes_read) / (tokens > 0 ? tokens : 1);
+        out->resident = after.resident_bytes;
+    }
+    free(gaps);
+    free(ids);
+    return rc;
+}
+
+/* "512,2048" into out[]; the count, or 0 where it is no such list. */
+static int parse_list(const char *s, int lo, int hi, int out[MAX_POINTS]) {
+    int n = 0;
+    while (*s) {
+        char *end;
+        long v = strtol(s, &end, 10);
+        if (end == s || v < lo || v > hi || n == MAX_POINTS || (*end && *end != ',')) return 0;
+        out[n++] = (int)v;
+        s = *end ? end + 1 : end;
+    }
+    return n;
+}
+
+static void print_json(const struct point *p, int n, const struct engine *g) {
+    struct strbuf b = {0};
+    strbuf_append_str(&b, "{\"model\": ");
+    strbuf_append_json(&b, engine_model_name(g), strlen(engine_model_name(g)));
+    strbuf_append_str(&b, ", \"points\": [");
+    for (int i = 0; i < n; i++)
+        strbuf_printf(&b,
+                      "%s\n  {\"prompt_tokens\": %d, \"batch\": %d, \"tokens\": %d, \"ttft_p50_ms\": %.3f, "
+                      "\"ttft_max_ms\": %.3f, \"tpot_ms\": %.3f, \"itl_p50_ms\": %.3f, \"itl_p99_ms\": %.3f, "
+                      "\"prompt_tokens_per_s\": %.2f, \"decode_tokens_per_s\": %.2f, "
+                      "\"kv_bytes_read_per_token\": %.0f, \"resident_bytes\": %zu}",
+                      i ? "," : "", p[i].prompt, p[i].batch, p[i].n_tokens, p[i].ttft_p50, p[i].ttft_max,
+                      p[i].tpot, p[i].itl_p50, p[i].itl_p99, p[i].prompt_rate, p[i].decode_rate, p[i].kv_bytes,
+                      p[i].resident);
+    strbuf_append_str(&b, "\n]}\n");
+    fwrite(b.data, 1, b.n, stdout);
+    strbuf_deinit(&b);
+}
+
+int cmd_bench(int argc, char **argv) {
+    struct engine_flags f;
+    const char *prompts = "512", *batches = "1,4";
+    int n_tokens = 64;
+    bool json = false;
+    engine_flags_init(&f);
+    const struct option table[] = {
+        ENGINE_FLAGS(&f),
+        {OPTION_GROUP, "Bench", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
+        {OPTION_STRING, "prompt-tokens", "n-prompt", 'p', &prompts, "LIST", 0, 0, "prompt lengths, as 512,4096",
+         "512"},
+        {OPTION_STRING, "batch", "npl", 0, &batches, "LIST", 0, 0, "sequences at once, as 1,8", "1,4"},
+        {OPTION_INT, "tokens", "n-gen", 'n', &n_tokens, "N", 2, 100000, "tokens that each generates", "64"},
+        {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0, "one JSON object on stdout instead of the table", NULL},
+        {0},
+    };
+    struct options o = {.command = "bench",
+                        .usage = "tandem bench -m MODEL [options]",
+                        .about = "Time the engine as a client sees it, over prompt lengths and batch sizes. Prompts are random\n"
+                                 "tokens, greedy, end tokens ignored, no prefix shared.",
+                        .table = table};
+    int rc = options_parse(&o, argc, argv);
+    if (rc < 0) rc = engine_flags_finish(&f, &o);
+    if (rc >= 0) return rc;
+    int lengths[MAX_POINTS], sizes[MAX_POINTS];
+    int n_lengths = parse_list(prompts, 1, MODEL_MAX_CONTEXT, lengths);
+    int n_sizes = parse_list(batches, 1, MAX_BATCH, sizes), most = 1;
+    if (!n_lengths) return options_error(&o, "--prompt-tokens: '%s' is not a list of lengths", prompts);
+    if (!n_sizes) return options_error(&o, "--batch: '%s' is not a list of 1..%d", batches, MAX_BATCH);
+    for (int i = 0; i < n_sizes; i++) most = sizes[i] > most ? sizes[i] : most;
+    if (!f.o.max_seqs) f.o.max_seqs = most;
+    struct err e = {0};
+    struct engine *g;
+    rc = cmd_open_engine(&g, &f.o, &e);
+    if (rc) return cmd_fail(&e);
+    static struct point points[MAX_POINTS * MAX_POINTS];
+    struct point warm = {.prompt = 16, .batch = 1, .n_tokens = 8};
+    rc = run_point(g, &warm, &e);
+    int n = 0;
+    if (!json)
+        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %10s\n", "prompt", "batch", "TTFT ms", "worst",
+               "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s", "KV read/t", "resident");
+    for (int i = 0; i < n_lengths && !rc; i++)
+        for (int j = 0; j < n_sizes && !rc; j++) {
+            struct point *p = &points[n++];
+            *p = (struct point){.prompt = lengths[i], .batch = sizes[j], .n_tokens = n_tokens};
+            rc = run_point(g, p, &e);
+            if (!rc && !json)
+                printf("%8d %6d %10.1f %10.1f %9.2f %9.2f %9.2f %11.1f %11.1f %12s %10s\n", p->prompt, p->batch,
+                       p->ttft_p50, p->ttft_max, p->tpot, p->itl_p50, p->itl_p99, p->prompt_rate,
+                       p->decode_rate, cmd_bytes(p->kv_bytes), cmd_bytes((double)p->resident));
+            fflush(stdout);
+        }
+    if (!rc && json) print_json(points, n, g);
+    engine_close(g);
+    return rc ? cmd_fail(&e) : 0;
+}
