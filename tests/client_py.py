@@ -109,12 +109,12 @@ class Refused(Exception):
 
 
 class Client:
-    def __init__(self, address, token=None, packer=pack, unpacker=Unpacker):
+    def __init__(self, address, token=None, packer=pack, unpacker=Unpacker, timeout=10):
         if isinstance(address, str):
             self.sock = socket.socket(socket.AF_UNIX)
         else:
             self.sock = socket.socket(socket.AF_INET)
-        self.sock.settimeout(10)
+        self.sock.settimeout(timeout)
         self.sock.connect(address)
         self.pack, self.unpacker = packer, unpacker()
         self.last_id = 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`tandem chat` on a pseudo-terminal against the server on a fake engine, whose answer repeats the whole
-conversation: a turn, several turns, commands, history, Ctrl-C while an answer runs and at the prompt, Ctrl-D,
-UTF-8 typed and control characters in answers.
+"""`tandem chat` on a pseudo-terminal against the server on a fake engine, whose answer repeats the
+whole conversation: turns, commands, history, Ctrl-C while an answer runs and at the prompt, Ctrl-D,
+UTF-8 typed, control characters in answers.
 
   python3 tests/test_chat_terminal.py BUILD_FOLDER [TANDEM]
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""An independent client (tests/client_py.py, written from docs/protocol.md) against the server on a fake
-engine, whose answers repeat the prompt byte by byte. Where the msgpack package is installed, everything runs
-a second time with its packer and its strict decoder.
+"""An independent client (tests/client_py.py, written from docs/protocol.md) against the server on a
+fake engine, whose answers repeat the prompt byte by byte. Where the msgpack package is installed,
+everything runs a second time with its packer and its strict decoder.
 
   python3 tests/test_protocol.py BUILD_FOLDER
 """
@@ -51,7 +51,8 @@ def test_stream(c):
     check(seqs, list(range(len(seqs))))
     check(c.done["finish_reason"], "length")
     check(c.done["usage"]["completion_tokens"], 40)
-    check(sorted(c.done["timings"]), ["decode_ms", "queue_ms", "tokens_per_second", "total_ms", "ttft_ms"])
+    check(sorted(c.done["timings"]),
+          ["decode_ms", "queue_ms", "tokens_per_second", "total_ms", "ttft_ms"])
 
 
 def test_two_streams(c):
@@ -117,8 +118,8 @@ def test_other_methods(c):
     check(sorted(c.call("memory")), ["plan", "pool", "resident_bytes"])
 
 
-TESTS = [test_hello, test_stream, test_two_streams, test_unary_and_chat, test_stop_string, test_cancel,
-         test_errors, test_other_methods]
+TESTS = [test_hello, test_stream, test_two_streams, test_unary_and_chat, test_stop_string,
+         test_cancel, test_errors, test_other_methods]
 
 
 def codecs():
@@ -172,7 +173,8 @@ def main():
         "unauthorized", lambda: Client(("127.0.0.1", int(port)), "wrong")))
 
     def scrape():
-        text = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5).read().decode()
+        url = f"http://127.0.0.1:{metrics}/metrics"
+        text = urllib.request.urlopen(url, timeout=5).read().decode()
         check("vllm:generation_tokens_total{" in text, True)
     run("metrics", scrape)
     server.send_signal(signal.SIGTERM)

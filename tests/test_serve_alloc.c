@@ -1,5 +1,6 @@
-/* Allocation failure at the n-th call for the opens of serve/: an error in words, nothing leaked, nothing left
- * in the file system. Method: make allocation 1, 2, 3 ... of our own code fail until the call succeeds. */
+/* Allocation failure at the n-th call for the opens of serve/: an error in words, nothing leaked,
+ * nothing left in the file system. Method: make allocation 1, 2, 3 ... of our own code fail until
+ * the call succeeds. */
 #include "tests/harness.h"
 
 #include <stdio.h>
