@@ -90,8 +90,9 @@ int pretokenizer_open(struct pretokenizer **out, enum pretokenizer_kind kind, st
                             &at, NULL);
     if (!p->code) {
         free(p);
-        return err_raise(e, E_UNSUPPORTED, "pre-tokenizer %s: pcre2 error %d at %zu",
-                         patterns[kind].name, code, (size_t)at);
+        return err_raise(e, code == PCRE2_ERROR_HEAP_FAILED ? E_NOMEM : E_UNSUPPORTED,
+                         "pre-tokenizer %s: pcre2 error %d at %zu", patterns[kind].name, code,
+                         (size_t)at);
     }
     p->jit = pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE) == 0;
     *out = p;

@@ -19,14 +19,27 @@ bool tokenizer__add_eog(struct tokenizer *t, int id) {
     return true;
 }
 
+/* Marks of turns, those that end an answer first. */
+enum { N_ENDS = 9 };
+static const char *const turn_marks[] = {
+    "<|im_end|>",          "<|eot_id|>",       "<|eom_id|>", "<|end|>",
+    "<|end_of_text|>",     "<|endoftext|>",    "<|eot|>",    "<|end_of_turn|>",
+    "<end_of_turn>",       "<|im_start|>",     "<|im_sep|>", "<|begin_of_text|>",
+    "<|start_header_id|>", "<|end_header_id|>"};
+
 void tokenizer__add_known_eog(struct tokenizer *t) {
-    static const char *const known[] = {"<|im_end|>", "<|eot_id|>",      "<|eom_id|>",
-                                        "<|end|>",    "<|end_of_text|>", "<|endoftext|>",
-                                        "<|eot|>",    "<|end_of_turn|>", "<end_of_turn>"};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        int id = vocab_find_special(&t->vocab, known[i], strlen(known[i]));
+    for (size_t i = 0; i < N_ENDS; i++) {
+        int id = vocab_find_special(&t->vocab, turn_marks[i], strlen(turn_marks[i]));
         if (id >= 0 && t->vocab.type[id] == TOKEN_CONTROL) (void)tokenizer__add_eog(t, id);
     }
+}
+
+int tokenizer__type(const char *text, size_t n, int type) {
+    if (n == 0 || text[0] != '<' || (type != TOKEN_NORMAL && type != TOKEN_USER_DEFINED))
+        return type;
+    for (size_t i = 0; i < sizeof turn_marks / sizeof *turn_marks; i++)
+        if (strlen(turn_marks[i]) == n && memcmp(turn_marks[i], text, n) == 0) return TOKEN_CONTROL;
+    return type;
 }
 
 int tokenizer__index(struct tokenizer *t, struct err *e) {
@@ -68,10 +81,10 @@ int tokenizer__add_merge(struct tokenizer *t, size_t rank, const char *left, siz
     return 0;
 }
 
-static uint64_t fingerprint(const struct tokenizer *t) {
+static int fingerprint(const struct tokenizer *t, uint64_t *out, struct err *e) {
     const struct vocab *v = &t->vocab;
     XXH64_state_t *state = XXH64_createState();
-    if (!state) return 0;
+    if (!state) return err_raise(e, E_NOMEM, "fingerprint");
     XXH64_reset(state, 0);
     /* Unused entries at the end only pad: conversions add them or not. */
     int n = v->n;
@@ -96,15 +109,15 @@ static uint64_t fingerprint(const struct tokenizer *t) {
     for (uint32_t i = 0; t->bpe.slot && i <= t->bpe.mask; i++)
         if (t->bpe.slot[i].left >= 0) merges += XXH64(&t->bpe.slot[i], sizeof t->bpe.slot[i], 1);
     XXH64_update(state, &merges, sizeof merges);
-    uint64_t digest = XXH64_digest(state);
+    *out = XXH64_digest(state);
     XXH64_freeState(state);
-    return digest;
+    return 0;
 }
 
 int tokenizer__finish(struct tokenizer *t, const uint8_t *added_flags, struct err *e) {
     int rc = added_build(&t->added, &t->vocab, added_flags, e);
     if (!rc && t->algorithm == ALGORITHM_BYTE_BPE) rc = pretokenizer_open(&t->pre, t->kind, e);
-    if (!rc) t->fingerprint = fingerprint(t);
+    if (!rc) rc = fingerprint(t, &t->fingerprint, e);
     return rc;
 }
 

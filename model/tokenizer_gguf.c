@@ -1,6 +1,7 @@
 /* Tokenizers out of a GGUF's tokenizer.ggml.* keys. What a key's absence means depends on the
  * algorithm and the pre-tokenizer, as in the project that writes these files (source: the defaults
  * of llama-vocab.cpp). */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,6 +81,13 @@ static int side_array(const struct gguf *g, const char *key, enum gguf_type type
     return 0;
 }
 
+/* "[PAD151646]": what converters fill a vocabulary with up to the head's rows. */
+static bool is_padding(struct gguf_str s, size_t id) {
+    char text[40];
+    int n = snprintf(text, sizeof text, "[PAD%zu]", id);
+    return s.n == (size_t)n && memcmp(s.data, text, s.n) == 0;
+}
+
 static int read_tokens(struct tokenizer *t, const struct gguf *g, struct err *e) {
     enum gguf_type type;
     size_t n;
@@ -101,6 +109,8 @@ static int read_tokens(struct tokenizer *t, const struct gguf *g, struct err *e)
         float score = 0;
         if (types) memcpy(&token_type, types + 4 * i, 4);
         if (scores && t->algorithm == ALGORITHM_SPM_SCORE) memcpy(&score, scores + 4 * i, 4);
+        token_type = tokenizer__type(tokens[i].data, tokens[i].n, token_type);
+        if (is_padding(tokens[i], i)) token_type = TOKEN_UNUSED;
         rc = vocab_add(&t->vocab, tokens[i].data, tokens[i].n, token_type, score,
                        t->algorithm == ALGORITHM_BYTE_BPE, e);
     }
@@ -181,6 +191,8 @@ static int read_special(struct tokenizer *t, const struct gguf *g, struct err *e
         if ((rc = gguf_get_bool(g, KEY "add_space_prefix", &prefix, e))) return rc;
         t->prefix = prefix ? PREFIX_ALWAYS : PREFIX_NEVER;
     }
+    t->add_bos = t->add_bos && t->bos >= 0;
+    t->add_eos = t->add_eos && t->eos >= 0;
     t->strip_first_space = t->prefix != PREFIX_NEVER;
     (void)tokenizer__add_eog(t, t->eos);
     (void)tokenizer__add_eog(t, eot);

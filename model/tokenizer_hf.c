@@ -21,8 +21,8 @@ static int parse(json_t **out, const char *bytes, size_t n, const char *what, st
     json_error_t bad;
     *out = json_loadb(bytes, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &bad);
     if (!*out)
-        return err_raise(e, E_FORMAT, "%s: line %d column %d: %s", what, bad.line, bad.column,
-                         bad.text);
+        return err_raise(e, json_error_code(&bad) == json_error_out_of_memory ? E_NOMEM : E_FORMAT,
+                         "%s: line %d column %d: %s", what, bad.line, bad.column, bad.text);
     if (json_is_object(*out)) return 0;
     json_decref(*out);
     *out = NULL;
@@ -108,8 +108,9 @@ static int place_added(json_t *added, struct entry *entries, struct err *e) {
         if (json_is_true(json_object_get(token, "single_word")))
             return err_raise(e, E_UNSUPPORTED,
                              "tokenizer.json: added token '%.100s' is single_word", text);
-        bool special = json_is_true(json_object_get(token, "special"));
-        *entry = (struct entry){text, n, special ? TOKEN_CONTROL : TOKEN_USER_DEFINED, 0};
+        int type =
+            json_is_true(json_object_get(token, "special")) ? TOKEN_CONTROL : TOKEN_USER_DEFINED;
+        *entry = (struct entry){text, n, (uint8_t)tokenizer__type(text, n, type), 0};
         if (json_is_true(json_object_get(token, "lstrip"))) entry->flags |= ADDED_LSTRIP;
         if (json_is_true(json_object_get(token, "rstrip"))) entry->flags |= ADDED_RSTRIP;
     }

@@ -66,7 +66,7 @@ static int vocab_grow(struct vocab *v, size_t text, struct err *e) {
         if (v->n == 0) v->offset[0] = 0;
         v->cap = cap;
     }
-    if (v->text_cap - v->text_bytes < text) {
+    if (!v->text || v->text_cap - v->text_bytes < text) {
         size_t cap = max_size(v->text_cap * 2, v->text_bytes + text + 4096);
         char *grown = realloc(v->text, cap);
         if (!grown) return err_raise(e, E_NOMEM, "vocabulary text of %zu bytes", cap);

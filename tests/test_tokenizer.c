@@ -15,6 +15,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/rng.h"
+#include "base/threads.h"
 #include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "model/tokenizer_private.h"
@@ -343,6 +344,41 @@ static void test_tokenizer_long_runs(void) {
     free(text);
 }
 
+/* One tokenizer, many threads: the same ids in each (and no race, where the sanitizer looks). */
+struct shared {
+    const struct tokenizer *t;
+    uint64_t hash[4]; /* one a thread */
+};
+
+static void encode_share(void *arg, int thread_idx, int n_threads) {
+    struct shared *s = arg;
+    const struct opened plain = {0};
+    char text[TEXTS_MAX_BYTES];
+    (void)n_threads;
+    for (unsigned i = 0; i < 400; i++) {
+        size_t n = texts_make(i, text);
+        struct tokens ids = {0};
+        if (tokenizer_encode(s->t, text, n, 0, &ids, NULL)) abort();
+        s->hash[thread_idx] = s->hash[thread_idx] * 31 + fnv(&plain, &ids);
+        tokens_deinit(&ids);
+    }
+}
+
+static void test_tokenizer_threads(void) {
+    for (int k = 0; k < N_KINDS; k += 3) { /* a plain byte-level one, and NFC */
+        struct opened o;
+        struct threads *team;
+        struct err e = {0};
+        open_kind(&o, kinds[k]);
+        assert_ok(threads_open(&team, 4, &e), e);
+        struct shared s = {.t = o.t};
+        threads_run(team, encode_share, &s);
+        for (int i = 1; i < 4; i++) assert_true(s.hash[i] == s.hash[0]);
+        threads_close(team);
+        close_kind(&o);
+    }
+}
+
 /* ---- fingerprints ---- */
 
 #define SMALL_VOCAB "\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"bc\":4"
@@ -411,6 +447,7 @@ const struct test tests[] = {
     {"tokenizer_bad_ids_decode_to_nothing", TEST_QUICK, 20000,
      test_tokenizer_bad_ids_decode_to_nothing},
     {"tokenizer_long_runs", TEST_QUICK, 60000, test_tokenizer_long_runs},
+    {"tokenizer_threads", TEST_QUICK, 20000, test_tokenizer_threads},
     {"tokenizer_fingerprint", TEST_QUICK, 20000, test_tokenizer_fingerprint},
     {0},
 };

@@ -3,6 +3,7 @@
  * message must name the place. Both are also cut at every byte. */
 #include "tests/harness.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "model/tokenizer_private.h"
+#include "tests/fail_alloc.h"
 
 /* ---- GGUF ---- */
 
@@ -27,6 +29,7 @@ struct gguf_case {
     int n_scores;       /* -1: none */
     float score4;
     long long bos;
+    const char *token5, *merge0; /* NULL: "abc", "a b" */
 };
 
 static void put_u32(struct strbuf *b, uint32_t v) {
@@ -53,7 +56,7 @@ static void put_strings(struct strbuf *b, const char *const *s, size_t n) {
 
 /* The file of a row: tokens a b c <s> ab abc, ids 0..5. */
 static void make_gguf(const struct gguf_case *c, struct strbuf *out) {
-    const char *tokens[] = {"a", "b", "c", "<s>", c->token4, "abc"};
+    const char *tokens[] = {"a", "b", "c", "<s>", c->token4, c->token5 ? c->token5 : "abc"};
     struct strbuf kv = {0};
     unsigned n = 0;
     put_key(&kv, "tokenizer.ggml.model", GGUF_STRING, &n);
@@ -81,7 +84,7 @@ static void make_gguf(const struct gguf_case *c, struct strbuf *out) {
         }
     }
     if (c->merge) {
-        const char *merges[] = {"a b", c->merge};
+        const char *merges[] = {c->merge0 ? c->merge0 : "a b", c->merge};
         put_key(&kv, "tokenizer.ggml.merges", GGUF_ARRAY, &n);
         put_strings(&kv, merges, 2);
     }
@@ -99,6 +102,7 @@ static int open_gguf(const struct strbuf *b, size_t n, struct tokenizer **t, str
     struct gguf *g = NULL;
     /* Of its own size, so that a sanitizer sees a read past its end. */
     uint8_t *copy = malloc(n + !n);
+    if (!copy) return err_raise(e, E_NOMEM, "a copy of the file");
     memcpy(copy, b->data, n);
     int rc = gguf_open_bytes(&g, copy, n, e);
     if (!rc) rc = tokenizer_open_gguf(t, g, e);
@@ -217,7 +221,7 @@ static void test_tokenizer_gguf_truncated(void) {
 #define SPLIT(pattern)                                                                             \
     "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"        \
     "\"" pattern "\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_"  \
-                 "prefix_space\":false,"                                                           \
+    "prefix_space\":false,"                                                                        \
     "\"use_regex\":false}]}"
 
 static const struct {
@@ -361,7 +365,88 @@ static void test_tokenizer_folder_without_file(void) {
     assert_non_null(strstr(e.message, "no-such-folder/tokenizer.json"));
 }
 
+/* A file that calls a mark of turns ordinary or user-defined does not make it typeable, and what
+ * converters pad with is no token. */
+static void test_tokenizer_careless_types(void) {
+    struct gguf_case c = gguf_cases[0];
+    struct err e = {0};
+    for (int type = TOKEN_NORMAL; type <= TOKEN_USER_DEFINED; type += 3)
+        for (int padding = 0; padding < 2; padding++) {
+            struct strbuf b = {0};
+            struct tokenizer *t;
+            struct tokens ids = {0};
+            c.token4 = padding ? "[PAD4]" : "<|im_start|>";
+            c.merge = "b c", c.token5 = "bc", c.merge0 = "b c";
+            c.type4 = type;
+            make_gguf(&c, &b);
+            assert_ok(open_gguf(&b, b.n, &t, &e), e);
+            assert_ok(tokenizer_encode(t, c.token4, strlen(c.token4), 0, &ids, &e), e);
+            for (size_t i = 0; i < ids.n; i++) assert_int_not_equal(ids.ids[i], 4);
+            assert_int_equal(tokenizer_find(t, c.token4), padding ? -1 : 4);
+            assert_int_equal(tokenizer_is_control(t, 4), !padding);
+            tokens_deinit(&ids);
+            tokenizer_close(t);
+            strbuf_deinit(&b);
+        }
+}
+
+/* ---- memory ---- */
+
+/* Open, encode, decode; every block is given back whatever happens. */
+static int use(const char *json, const struct strbuf *file, struct err *e) {
+    static const char text[] = "abc \xc3\xa9\xcc\x81 ab<s> abcabc";
+    struct tokenizer *t = NULL;
+    struct tokens ids = {0};
+    struct strbuf out = {0};
+    int rc = json ? tokenizer__open_hf_bytes(&t, json, strlen(json), NULL, 0, NULL, 0, e)
+                  : open_gguf(file, file->n, &t, e);
+    if (!rc) rc = tokenizer_encode(t, text, sizeof text - 1, 3, &ids, e);
+    if (!rc) tokenizer_decode(t, ids.ids, ids.n, true, &out);
+    if (out.failed) rc = err_raise(e, E_NOMEM, "decoding");
+    strbuf_deinit(&out);
+    tokens_deinit(&ids);
+    tokenizer_close(t);
+    return rc;
+}
+
+/* The n-th allocation and all after it fail, for every n until nothing fails: each time E_NOMEM,
+ * and nothing is left behind. */
+static void test_tokenizer_out_of_memory(void) {
+    json_set_alloc_funcs(fail_alloc_malloc, fail_alloc_free);
+    static const char nfc[] =
+        FILE_OF("{\"type\":\"NFC\"}", PRE, POST, DECODER, ADDED, MODEL, VOCAB, MERGES);
+    const char *const jsons[] = {nfc, json_cases[1].json, NULL, NULL};
+    for (int which = 0; which < 4; which++) {
+        struct strbuf file = {0};
+        if (!jsons[which]) make_gguf(&gguf_cases[which - 2], &file);
+        long before = fail_alloc_live();
+        for (long n = 1;; n++) {
+            struct err e = {0};
+            fail_alloc_at(n);
+            int rc = use(jsons[which], &file, &e);
+            long failed = fail_alloc_n_failed();
+            fail_alloc_at(0);
+            if (fail_alloc_live() != before)
+                fail_msg("file %d: %ld blocks left when allocation %ld fails", which,
+                         fail_alloc_live() - before, n);
+            if (failed == 0) {
+                if (rc) fail_msg("file %d: %s", which, e.message);
+                assert_true(n > 10); /* the hooks are live */
+                break;
+            }
+            /* jansson's lexer tells a failed allocation as a syntax error. */
+            bool lexer = rc == E_FORMAT && strstr(e.message, "line ");
+            if (rc != E_NOMEM && !lexer)
+                fail_msg("file %d: %s '%s' when allocation %ld fails", which, err_name(rc),
+                         e.message, n);
+        }
+        strbuf_deinit(&file);
+    }
+}
+
 const struct test tests[] = {
+    {"tokenizer_careless_types", TEST_QUICK, 20000, test_tokenizer_careless_types},
+    {"tokenizer_out_of_memory", TEST_QUICK, 20000, test_tokenizer_out_of_memory},
     {"tokenizer_gguf_refusals", TEST_QUICK, 20000, test_tokenizer_gguf_refusals},
     {"tokenizer_gguf_truncated", TEST_QUICK, 20000, test_tokenizer_gguf_truncated},
     {"tokenizer_json_refusals", TEST_QUICK, 20000, test_tokenizer_json_refusals},
