@@ -1,11 +1,14 @@
-/* How long is one pass over the model: V(rows, depth)? Prints a CSV row a point with the byte floor beside it:
- * the packed weights and the KV that a pass must read, over the read bandwidth measured in this run.
+/* How long is one pass over the model: V(rows, depth)? Prints a CSV row a point with the byte floor
+ * beside it: the packed weights and the KV that a pass must read, over the read bandwidth measured
+ * in this run.
  *
- *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points gen:1:0,gen:5:0,prompt:512:0,...]
+ *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points
+ * gen:1:0,gen:5:0,prompt:512:0,...]
  *
- * A point is class:rows:depth. Generated rows want all their logits, prompt rows the last one's. Depth is filled
- * once a depth; each timing rolls back to it. Prints the minimum and median over --reps. With --serve it
- * reads points from stdin, one a line, and answers each with one timing: for interleaving with a peer. */
+ * A point is class:rows:depth. Generated rows want all their logits, prompt rows the last one's.
+ * Depth is filled once a depth; each timing rolls back to it. Prints the minimum and median over
+ * --reps. With --serve it reads points from stdin, one a line, and answers each with one timing:
+ * for interleaving with a peer. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +38,8 @@ struct sweep {
 
 static void sweep_fn(void *arg, int idx, int n_threads) {
     struct sweep *s = arg;
-    size_t lo = s->n * (size_t)idx / (size_t)n_threads, hi = s->n * (size_t)(idx + 1) / (size_t)n_threads;
+    size_t lo = s->n * (size_t)idx / (size_t)n_threads,
+           hi = s->n * (size_t)(idx + 1) / (size_t)n_threads;
     uint64_t a = 0, b = 0, c = 0, d = 0;
     for (size_t i = lo; i + 4 <= hi; i += 4) {
         a ^= s->data[i];
@@ -113,8 +117,9 @@ int main(int argc, char **argv) {
     const char *isa = NULL, *points = "gen:1:0,gen:5:0,prompt:512:0,gen:1:7168,gen:5:7168";
     int threads = 0, reps = 7, serve = 0;
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] "
-                        "[--serve]\n");
+        fprintf(stderr,
+                "usage: bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] "
+                "[--serve]\n");
         return 2;
     }
     for (int i = 2; i < argc; i++) {
@@ -127,8 +132,13 @@ int main(int argc, char **argv) {
     }
     if (reps < 1 || reps > MAX_REPS) reps = 7;
     double gbs = serve ? 0 : read_bandwidth(threads);
-    struct runner_options o = {.path = argv[1], .isa = isa, .n_threads = threads, .max_tokens = MAX_DEPTH,
-                               .n_seqs = 1, .max_rows = 512, .kv = KERN_F16};
+    struct runner_options o = {.path = argv[1],
+                               .isa = isa,
+                               .n_threads = threads,
+                               .max_tokens = MAX_DEPTH,
+                               .n_seqs = 1,
+                               .max_rows = 512,
+                               .kv = KERN_F16};
     struct bench b = {.r = runner_open(&o)};
     b.vocab = runner_config(b.r)->vocab;
     b.ids = malloc(sizeof *b.ids * MAX_DEPTH);
@@ -150,15 +160,17 @@ int main(int argc, char **argv) {
     }
     printf("device,class,rows,depth,ms_min,ms_median,floor_ms,ratio,read_gbs\n");
     for (const char *s = points; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL) {
-        if (!parse_point(s, &prompt, &rows, &depth)) return fprintf(stderr, "bad point '%s'\n", s), 2;
+        if (!parse_point(s, &prompt, &rows, &depth))
+            return fprintf(stderr, "bad point '%s'\n", s), 2;
         fill(&b, depth);
         double ms[MAX_REPS];
         time_pass(&b, prompt, rows, depth);
         for (int i = 0; i < reps; i++) ms[i] = time_pass(&b, prompt, rows, depth);
         qsort(ms, (size_t)reps, sizeof *ms, by_value);
         double f = floor_ms(&b, depth, gbs);
-        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b.r), prompt ? "prompt" : "gen",
-               rows, depth, ms[0], ms[reps / 2], f, ms[reps / 2] / f, gbs);
+        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b.r),
+               prompt ? "prompt" : "gen", rows, depth, ms[0], ms[reps / 2], f, ms[reps / 2] / f,
+               gbs);
         fflush(stdout);
     }
     free(b.ids);

@@ -1,7 +1,8 @@
 #ifndef TANDEM_CMD_BELL_H
 #define TANDEM_CMD_BELL_H
 
-/* The step thread rings, a thread of ours waits: what engine_submit's notify needs outside a server. */
+/* The step thread rings, a thread of ours waits: what engine_submit's notify needs outside a
+ * server. */
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -11,7 +12,8 @@ struct bell {
     pthread_cond_t cond;
     bool rung;
 };
-#define BELL_INIT {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false}
+#define BELL_INIT                                                                                  \
+    { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false }
 
 /* For engine_submit_options.notify; arg is the bell. */
 static inline void bell_ring(void *arg) {

@@ -1,5 +1,6 @@
-/* `tandem bench`: what a client sees of the engine in this process, over a grid of prompt lengths and batch sizes:
- * time to first token, time per token, inter-token latency, tokens a second, KV bytes read and resident. */
+/* `tandem bench`: what a client sees of the engine in this process, over a grid of prompt lengths
+ * and batch sizes: time to first token, time per token, inter-token latency, tokens a second, KV
+ * bytes read and resident. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,8 +50,8 @@ static void make_prompt(int32_t *ids, int n, int vocab, uint64_t seed) {
 }
 
 /* Look at each client once; times of new tokens go to gaps. */
-static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct point *out, double *ttft,
-                int *n_done, struct err *e) {
+static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct point *out,
+                double *ttft, int *n_done, struct err *e) {
     for (int i = 0; i < n; i++) {
         if (c[i].done) continue;
         struct engine_progress p;
@@ -64,7 +65,8 @@ static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct po
         }
         if (!p.finish) continue;
         if (p.finish == ENGINE_FAILED) return err_raise(e, p.error_code, "%s", p.error);
-        out->tpot += (double)(p.finished_ns - p.first_token_ns) / 1e6 / (p.n_tokens > 1 ? p.n_tokens - 1 : 1) / n;
+        out->tpot += (double)(p.finished_ns - p.first_token_ns) / 1e6 /
+                     (p.n_tokens > 1 ? p.n_tokens - 1 : 1) / n;
         c[i].done = true;
         ++*n_done;
     }
@@ -86,8 +88,11 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
     }
     struct engine_stats before, after;
     engine_get_stats(g, &before);
-    struct engine_submit_options so = {.prompt = ids, .n_prompt = out->prompt, .no_prefix_cache = true,
-                                       .notify = bell_ring, .notify_arg = &bell};
+    struct engine_submit_options so = {.prompt = ids,
+                                       .n_prompt = out->prompt,
+                                       .no_prefix_cache = true,
+                                       .notify = bell_ring,
+                                       .notify_arg = &bell};
     verify_params_default(&so.params);
     so.params.temperature = 0;
     so.params.ignore_eos = true;
@@ -118,7 +123,8 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
         out->itl_p99 = at_share(gaps, n_gaps, 0.99);
         out->prompt_rate = (double)n * out->prompt / ((double)(first - start) / 1e9);
         out->decode_rate = (double)n_gaps / ((double)(end - first) / 1e9);
-        out->kv_bytes = (double)(after.kv_bytes_read - before.kv_bytes_read) / (tokens > 0 ? tokens : 1);
+        out->kv_bytes =
+            (double)(after.kv_bytes_read - before.kv_bytes_read) / (tokens > 0 ? tokens : 1);
         out->resident = after.resident_bytes;
     }
     free(gaps);
@@ -145,14 +151,15 @@ static void print_json(const struct point *p, int n, const struct engine *g) {
     strbuf_append_json(&b, engine_model_name(g), strlen(engine_model_name(g)));
     strbuf_append_str(&b, ", \"points\": [");
     for (int i = 0; i < n; i++)
-        strbuf_printf(&b,
-                      "%s\n  {\"prompt_tokens\": %d, \"batch\": %d, \"tokens\": %d, \"ttft_p50_ms\": %.3f, "
-                      "\"ttft_max_ms\": %.3f, \"tpot_ms\": %.3f, \"itl_p50_ms\": %.3f, \"itl_p99_ms\": %.3f, "
-                      "\"prompt_tokens_per_s\": %.2f, \"decode_tokens_per_s\": %.2f, "
-                      "\"kv_bytes_read_per_token\": %.0f, \"resident_bytes\": %zu}",
-                      i ? "," : "", p[i].prompt, p[i].batch, p[i].n_tokens, p[i].ttft_p50, p[i].ttft_max,
-                      p[i].tpot, p[i].itl_p50, p[i].itl_p99, p[i].prompt_rate, p[i].decode_rate, p[i].kv_bytes,
-                      p[i].resident);
+        strbuf_printf(
+            &b,
+            "%s\n  {\"prompt_tokens\": %d, \"batch\": %d, \"tokens\": %d, \"ttft_p50_ms\": %.3f, "
+            "\"ttft_max_ms\": %.3f, \"tpot_ms\": %.3f, \"itl_p50_ms\": %.3f, \"itl_p99_ms\": %.3f, "
+            "\"prompt_tokens_per_s\": %.2f, \"decode_tokens_per_s\": %.2f, "
+            "\"kv_bytes_read_per_token\": %.0f, \"resident_bytes\": %zu}",
+            i ? "," : "", p[i].prompt, p[i].batch, p[i].n_tokens, p[i].ttft_p50, p[i].ttft_max,
+            p[i].tpot, p[i].itl_p50, p[i].itl_p99, p[i].prompt_rate, p[i].decode_rate,
+            p[i].kv_bytes, p[i].resident);
     strbuf_append_str(&b, "\n]}\n");
     fwrite(b.data, 1, b.n, stdout);
     strbuf_deinit(&b);
@@ -167,16 +174,20 @@ int cmd_bench(int argc, char **argv) {
     const struct option table[] = {
         ENGINE_FLAGS(&f),
         {OPTION_GROUP, "Bench", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
-        {OPTION_STRING, "prompt-tokens", "n-prompt", 'p', &prompts, "LIST", 0, 0, "prompt lengths, as 512,4096",
-         "512"},
-        {OPTION_STRING, "batch", "npl", 0, &batches, "LIST", 0, 0, "sequences at once, as 1,8", "1,4"},
-        {OPTION_INT, "tokens", "n-gen", 'n', &n_tokens, "N", 2, 100000, "tokens that each generates", "64"},
-        {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0, "one JSON object on stdout instead of the table", NULL},
+        {OPTION_STRING, "prompt-tokens", "n-prompt", 'p', &prompts, "LIST", 0, 0,
+         "prompt lengths, as 512,4096", "512"},
+        {OPTION_STRING, "batch", "npl", 0, &batches, "LIST", 0, 0, "sequences at once, as 1,8",
+         "1,4"},
+        {OPTION_INT, "tokens", "n-gen", 'n', &n_tokens, "N", 2, 100000,
+         "tokens that each generates", "64"},
+        {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0,
+         "one JSON object on stdout instead of the table", NULL},
         {0},
     };
     struct options o = {.command = "bench",
                         .usage = "tandem bench -m MODEL [options]",
-                        .about = "Time the engine as a client sees it, over prompt lengths and batch sizes. Prompts are random\n"
+                        .about = "Time the engine as a client sees it, over prompt lengths and "
+                                 "batch sizes. Prompts are random\n"
                                  "tokens, greedy, end tokens ignored, no prefix shared.",
                         .table = table};
     int rc = options_parse(&o, argc, argv);
@@ -185,8 +196,10 @@ int cmd_bench(int argc, char **argv) {
     int lengths[MAX_POINTS], sizes[MAX_POINTS];
     int n_lengths = parse_list(prompts, 1, MODEL_MAX_CONTEXT, lengths);
     int n_sizes = parse_list(batches, 1, MAX_BATCH, sizes), most = 1;
-    if (!n_lengths) return options_error(&o, "--prompt-tokens: '%s' is not a list of lengths", prompts);
-    if (!n_sizes) return options_error(&o, "--batch: '%s' is not a list of 1..%d", batches, MAX_BATCH);
+    if (!n_lengths)
+        return options_error(&o, "--prompt-tokens: '%s' is not a list of lengths", prompts);
+    if (!n_sizes)
+        return options_error(&o, "--batch: '%s' is not a list of 1..%d", batches, MAX_BATCH);
     for (int i = 0; i < n_sizes; i++) most = sizes[i] > most ? sizes[i] : most;
     if (!f.o.max_seqs) f.o.max_seqs = most;
     struct err e = {0};
@@ -198,17 +211,19 @@ int cmd_bench(int argc, char **argv) {
     rc = run_point(g, &warm, &e);
     int n = 0;
     if (!json)
-        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %10s\n", "prompt", "batch", "TTFT ms", "worst",
-               "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s", "KV read/t", "resident");
+        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %10s\n", "prompt", "batch", "TTFT ms",
+               "worst", "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s", "KV read/t",
+               "resident");
     for (int i = 0; i < n_lengths && !rc; i++)
         for (int j = 0; j < n_sizes && !rc; j++) {
             struct point *p = &points[n++];
             *p = (struct point){.prompt = lengths[i], .batch = sizes[j], .n_tokens = n_tokens};
             rc = run_point(g, p, &e);
             if (!rc && !json)
-                printf("%8d %6d %10.1f %10.1f %9.2f %9.2f %9.2f %11.1f %11.1f %12s %10s\n", p->prompt, p->batch,
-                       p->ttft_p50, p->ttft_max, p->tpot, p->itl_p50, p->itl_p99, p->prompt_rate,
-                       p->decode_rate, cmd_bytes(p->kv_bytes), cmd_bytes((double)p->resident));
+                printf("%8d %6d %10.1f %10.1f %9.2f %9.2f %9.2f %11.1f %11.1f %12s %10s\n",
+                       p->prompt, p->batch, p->ttft_p50, p->ttft_max, p->tpot, p->itl_p50,
+                       p->itl_p99, p->prompt_rate, p->decode_rate, cmd_bytes(p->kv_bytes),
+                       cmd_bytes((double)p->resident));
             fflush(stdout);
         }
     if (!rc && json) print_json(points, n, g);

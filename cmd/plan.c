@@ -1,5 +1,5 @@
-/* `tandem plan`: what a model, or a pair, needs and what fits, from headers alone: the code that a server's start
- * runs. */
+/* `tandem plan`: what a model, or a pair, needs and what fits, from headers alone: the code that a
+ * server's start runs. */
 #include <stdio.h>
 #include <string.h>
 
@@ -26,8 +26,8 @@ int cmd_plan(int argc, char **argv) {
     const struct option table[] = {
         ENGINE_FLAGS(&f),
         {OPTION_GROUP, "Plan", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
-        {OPTION_STRING, "draft", "model-draft", 0, &f.o.draft_path, "PATH", 0, 0, "a draft beside the model",
-         NULL},
+        {OPTION_STRING, "draft", "model-draft", 0, &f.o.draft_path, "PATH", 0, 0,
+         "a draft beside the model", NULL},
         {OPTION_BYTES, "device-memory", NULL, 0, &memory, "SIZE", 0, 9e15,
          "memory of the device that is planned for", "what is free here"},
         {OPTION_INT, "clients", NULL, 0, &clients, "N", 0, 1 << 20,
@@ -37,7 +37,8 @@ int cmd_plan(int argc, char **argv) {
     };
     struct options o = {.command = "plan",
                         .usage = "tandem plan MODEL [DRAFT] [options]",
-                        .about = "Say what a model (and a draft) reserves, byte by byte, and what fits then. Reads headers\n"
+                        .about = "Say what a model (and a draft) reserves, byte by byte, and what "
+                                 "fits then. Reads headers\n"
                                  "or a config.json; no weights and no GPU are needed.",
                         .table = table,
                         .max_words = 2};

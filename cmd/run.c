@@ -14,7 +14,8 @@
 #include "cmd/sampling_flags.h"
 #include "cmd/text.h"
 
-/* Ctrl-C cancels the answer. A handler may not take a mutex, so a thread waits for the signal and rings. */
+/* Ctrl-C cancels the answer. A handler may not take a mutex, so a thread waits for the signal and
+ * rings. */
 struct interrupt {
     sigset_t set;
     struct bell *bell;
@@ -124,7 +125,8 @@ int cmd_run(int argc, char **argv) {
     it.bell = &bell;
     sigemptyset(&it.set);
     sigaddset(&it.set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &it.set, NULL); /* before any thread starts, so that all inherit it */
+    pthread_sigmask(SIG_BLOCK, &it.set,
+                    NULL); /* before any thread starts, so that all inherit it */
     rc = cmd_text(&text, o.n_words ? o.words[0] : NULL, file, &e);
     if (!rc) rc = cmd_open_engine(&g, &f.o, &e);
     if (!rc) rc = make_prompt(&ids, g, &text, system, raw, &e);

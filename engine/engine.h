@@ -1,14 +1,15 @@
 #ifndef TANDEM_ENGINE_H
 #define TANDEM_ENGINE_H
 
-/* The engine: sequences in continuous batches over one model (later a pair), stepped by one thread of its
- * own. Requests are submitted from any thread; their tokens appear in memory that belongs to the request, and
- * the submitter is told to look. The step loop allocates nothing.
+/* The engine: sequences in continuous batches over one model (later a pair), stepped by one thread
+ * of its own. Requests are submitted from any thread; their tokens appear in memory that belongs to
+ * the request, and the submitter is told to look. The step loop allocates nothing.
  *
  *   open -> submit -> (notify) poll ... poll until finished -> release -> close
  *
- * A request's output arrays are allocated at submission (max_tokens entries). The step thread appends and
- * publishes a count; the reader takes from its own cursor up to that count without a lock. */
+ * A request's output arrays are allocated at submission (max_tokens entries). The step thread
+ * appends and publishes a count; the reader takes from its own cursor up to that count without a
+ * lock. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,35 +26,36 @@ struct engine;
 struct engine_request;
 
 enum {
-    ENGINE_MAX_SEQS = 256,       /* running at once */
+    ENGINE_MAX_SEQS = 256, /* running at once */
     ENGINE_DEFAULT_MAX_TOKENS = 1024,
 };
 
 struct engine_options {
-    const char *model_path;  /* .gguf or Hugging Face folder */
-    const char *draft_path;  /* NULL; speculation comes later */
-    const char *device;      /* "cpu" */
+    const char *model_path;    /* .gguf or Hugging Face folder */
+    const char *draft_path;    /* NULL; speculation comes later */
+    const char *device;        /* "cpu" */
     const char *chat_template; /* family name that overrides detection, or NULL */
-    int n_threads;           /* 0: all usable */
+    int n_threads;             /* 0: all usable */
     enum kern_precision precision;
-    const char *isa;         /* see kern_options */
-    const char *kv_type;     /* "f16" (default, NULL), "bf16"; the reference path uses f32 */
-    size_t kv_memory_bytes;  /* of the pool's arena; 0: what is free, see engine_plan */
-    int context;             /* most tokens of a sequence, refused where the pool cannot hold one such;
-                                0: the model's, or as much of it as the pool holds */
-    int max_seqs;            /* running at once; 0: 32 */
-    int max_queue;           /* waiting for admission (each request does until the next step); beyond:
-                                E_FULL; -1: 256, 0 counts as 1 */
-    int max_rows;            /* rows of a step, > max_seqs; 0: 512 */
-    double prefill_share;    /* share of a step's time for prompt rows while others decode; 0: 0.5 */
-    int select_layer;        /* border of shallow and deep pages; -1: round(3 L / 16) */
-    bool prefix_cache;       /* default on: set by engine_options_default */
-    bool dummy_weights;      /* --load-format dummy (later) */
+    const char *isa;        /* see kern_options */
+    const char *kv_type;    /* "f16" (default, NULL), "bf16"; the reference path uses f32 */
+    size_t kv_memory_bytes; /* of the pool's arena; 0: what is free, see engine_plan */
+    int context;          /* most tokens of a sequence, refused where the pool cannot hold one such;
+                             0: the model's, or as much of it as the pool holds */
+    int max_seqs;         /* running at once; 0: 32 */
+    int max_queue;        /* waiting for admission (each request does until the next step); beyond:
+                             E_FULL; -1: 256, 0 counts as 1 */
+    int max_rows;         /* rows of a step, > max_seqs; 0: 512 */
+    double prefill_share; /* share of a step's time for prompt rows while others decode; 0: 0.5 */
+    int select_layer;     /* border of shallow and deep pages; -1: round(3 L / 16) */
+    bool prefix_cache;    /* default on: set by engine_options_default */
+    bool dummy_weights;   /* --load-format dummy (later) */
 };
 void engine_options_default(struct engine_options *o);
 
-/* Load, reserve, start the step thread. Everything that memory is reserved for is in the plan, printed by the
- * caller. Errors name file, key, value, numbers. progress (may be NULL) is called while loading. */
+/* Load, reserve, start the step thread. Everything that memory is reserved for is in the plan,
+ * printed by the caller. Errors name file, key, value, numbers. progress (may be NULL) is called
+ * while loading. */
 int engine_open(struct engine **out, const struct engine_options *o,
                 void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e);
 
@@ -78,13 +80,14 @@ uint64_t engine_model_fingerprint(const struct engine *g);
 
 enum engine_finish {
     ENGINE_RUNNING = 0,
-    ENGINE_STOP,      /* end token or stop string */
-    ENGINE_LENGTH,    /* max_tokens or the context's end */
+    ENGINE_STOP,   /* end token or stop string */
+    ENGINE_LENGTH, /* max_tokens or the context's end */
     ENGINE_CANCELLED,
-    ENGINE_FAILED,    /* error: see engine_progress.error */
-    ENGINE_ABORTED    /* the engine was closed or drained past its deadline */
+    ENGINE_FAILED, /* error: see engine_progress.error */
+    ENGINE_ABORTED /* the engine was closed or drained past its deadline */
 };
-const char *engine_finish_name(enum engine_finish f); /* "stop", "length", "cancelled", "error", "aborted" */
+const char *
+engine_finish_name(enum engine_finish f); /* "stop", "length", "cancelled", "error", "aborted" */
 
 struct engine_logprobs {
     float logprob;
@@ -97,31 +100,34 @@ struct engine_submit_options {
     struct verify_params params;
     const int32_t *prompt; /* copied */
     int n_prompt;
-    uint64_t salt;         /* prefix cache tenant */
-    bool no_prefix_cache;  /* neither take from the cache nor leave anything in it */
-    bool show_special;     /* stop strings are looked for in text that shows control tokens; give the same to
-                              verify_text_init */
-    /* Called on the step thread at most once a step while there is news; must only wake the owner. */
+    uint64_t salt;        /* prefix cache tenant */
+    bool no_prefix_cache; /* neither take from the cache nor leave anything in it */
+    bool show_special;    /* stop strings are looked for in text that shows control tokens; give the
+                             same to    verify_text_init */
+    /* Called on the step thread at most once a step while there is news; must only wake the owner.
+     */
     void (*notify)(void *arg);
     void *notify_arg;
 };
 
-/* Check and enqueue. E_RANGE (parameter), E_TOO_LONG (n_prompt, context and pool in the text), E_FULL (queue:
- * retry later), E_CLOSED (draining). The text is the answer for a client. Any thread. */
+/* Check and enqueue. E_RANGE (parameter), E_TOO_LONG (n_prompt, context and pool in the text),
+ * E_FULL (queue: retry later), E_CLOSED (draining). The text is the answer for a client. Any
+ * thread. */
 int engine_submit(struct engine *g, const struct engine_submit_options *o,
                   struct engine_request **out, struct err *e);
 
-/* A consistent snapshot of a request. Arrays stay valid until release; entries below n_tokens never change. */
+/* A consistent snapshot of a request. Arrays stay valid until release; entries below n_tokens never
+ * change. */
 struct engine_progress {
-    int n_tokens;                    /* committed so far */
-    const int32_t *tokens;           /* [n_tokens] */
+    int n_tokens;                           /* committed so far */
+    const int32_t *tokens;                  /* [n_tokens] */
     const struct engine_logprobs *logprobs; /* [n_tokens] or NULL */
-    enum engine_finish finish;       /* when not RUNNING, n_tokens is final */
-    int stop_idx;                    /* which stop string, -1: an end token or none */
-    int error_code;                  /* E_* with ENGINE_FAILED */
-    const char *error;               /* text, "" */
-    int n_prompt, n_cached_prompt;   /* tokens; cached: taken from the prefix cache */
-    uint64_t seed;                   /* the one used */
+    enum engine_finish finish;              /* when not RUNNING, n_tokens is final */
+    int stop_idx;                           /* which stop string, -1: an end token or none */
+    int error_code;                         /* E_* with ENGINE_FAILED */
+    const char *error;                      /* text, "" */
+    int n_prompt, n_cached_prompt;          /* tokens; cached: taken from the prefix cache */
+    uint64_t seed;                          /* the one used */
     /* Times in ns on base/clock.h's clock; 0: not yet. */
     int64_t submitted_ns, admitted_ns, first_token_ns, finished_ns;
 };
@@ -133,7 +139,8 @@ void engine_cancel(struct engine *g, struct engine_request *r);
 /* A slow reader: leave the batch but keep the KV (true), or go on (false). Any thread. */
 void engine_pause(struct engine *g, struct engine_request *r, bool paused);
 
-/* The owner will not look again: cancels if running, frees once the step thread let go. Any thread. */
+/* The owner will not look again: cancels if running, frees once the step thread let go. Any thread.
+ */
 void engine_release(struct engine *g, struct engine_request *r);
 
 /* Refuse new requests from now on; running ones go on. */
@@ -143,7 +150,7 @@ bool engine_idle(const struct engine *g); /* nothing running or waiting */
 /* ---- Numbers ---- */
 
 enum { ENGINE_N_BUCKETS = 16 };
-struct engine_histogram { /* cumulative counts as Prometheus has them */
+struct engine_histogram {           /* cumulative counts as Prometheus has them */
     double bound[ENGINE_N_BUCKETS]; /* seconds; the last is +inf */
     uint64_t count[ENGINE_N_BUCKETS];
     double sum;
@@ -156,10 +163,10 @@ struct engine_stats {
     uint64_t n_prompt_tokens, n_generated_tokens, n_cached_prompt_tokens;
     uint64_t n_steps, n_rows;
     uint64_t kv_bytes_read;
-    double step_seconds;                /* spent in steps */
+    double step_seconds; /* spent in steps */
     struct engine_histogram ttft, itl, e2e;
     struct kvpool_stats pool;
-    size_t resident_bytes;              /* of the process */
+    size_t resident_bytes; /* of the process */
     double uptime_seconds;
 };
 /* A snapshot made by the step thread between steps (or directly while it sleeps). Any thread. */
@@ -167,10 +174,11 @@ void engine_get_stats(struct engine *g, struct engine_stats *out);
 
 /* ---- Tests and benches ---- */
 
-/* 128-bit hash over all logit rows that the step thread computed and over committed KV of a sequence: for the
- * equality tests. Off unless asked for before the first request. */
-void engine_trace_logits(struct engine *g, void (*sink)(void *arg, const struct engine_request *r,
-                                                        int position, const float *logits, int n),
+/* 128-bit hash over all logit rows that the step thread computed and over committed KV of a
+ * sequence: for the equality tests. Off unless asked for before the first request. */
+void engine_trace_logits(struct engine *g,
+                         void (*sink)(void *arg, const struct engine_request *r, int position,
+                                      const float *logits, int n),
                          void *arg);
 
 #endif

@@ -6,14 +6,15 @@
  *
  * Two promises hold for every operation:
  *
- * One row, one result. A row's bits depend neither on how many rows share the call, nor on the batch,
- * the chunk or the number of threads. Which kernel serves a row follows from its class (generated or
- * prompt), never from a count; sums run in one order; attention reduces over an aligned binary tree.
+ * One row, one result. A row's bits depend neither on how many rows share the call, nor on the
+ * batch, the chunk or the number of threads. Which kernel serves a row follows from its class
+ * (generated or prompt), never from a count; sums run in one order; attention reduces over an
+ * aligned binary tree.
  *
- * Ready for graphs. Host arguments are capacities and pointers; contents (token ids, positions, slots,
- * block lists) are arrays in the backend's memory. An operation enqueues on the backend's stream and
- * does not wait (the CPU backend has finished when it returns); nothing inside a round needs a host
- * read. Nothing allocates: scratch is handed in.
+ * Ready for graphs. Host arguments are capacities and pointers; contents (token ids, positions,
+ * slots, block lists) are arrays in the backend's memory. An operation enqueues on the backend's
+ * stream and does not wait (the CPU backend has finished when it returns); nothing inside a round
+ * needs a host read. Nothing allocates: scratch is handed in.
  *
  * Row order: a batch holds its n_gen generated rows first, then its n_prompt prompt rows. */
 
@@ -56,17 +57,18 @@ size_t kern_dtype_bytes(enum kern_dtype t, size_t n);
 void kern_dequantize(enum kern_dtype t, const void *src, float *dst, size_t n);
 
 enum {
-    KERN_BLOCK = 64,  /* tokens of a KV block (page) */
-    KERN_LEAF = 512,  /* tokens of a leaf of attention's tree: 8 list entries */
+    KERN_BLOCK = 64, /* tokens of a KV block (page) */
+    KERN_LEAF = 512, /* tokens of a leaf of attention's tree: 8 list entries */
     KERN_MAX_HEAD_DIM = 256,
-    KERN_MAX_ROWS = 4096,    /* rows of one pass */
-    KERN_ACT_ALIGN = 64,     /* alignment of every buffer */
-    KERN_MAX_GROUP = 64,     /* query heads per KV head */
+    KERN_MAX_ROWS = 4096, /* rows of one pass */
+    KERN_ACT_ALIGN = 64,  /* alignment of every buffer */
+    KERN_MAX_GROUP = 64,  /* query heads per KV head */
 };
 
-/* How products are computed on the CPU backend. FAST: quantised weights against 8-bit activations (32 a
- * scale), prompt rows by matrix units where the machine has them. REFERENCE: weights dequantised to
- * f32 products, sums in double, the twin that everything is checked against; KV is f32. */
+/* How products are computed on the CPU backend. FAST: quantised weights against 8-bit activations
+ * (32 a scale), prompt rows by matrix units where the machine has them. REFERENCE: weights
+ * dequantised to f32 products, sums in double, the twin that everything is checked against; KV is
+ * f32. */
 enum kern_precision { KERN_FAST, KERN_REFERENCE };
 
 /* One matrix in the backend's own layout, [rows][cols] as y = W x: rows outputs, cols inputs. */
@@ -83,9 +85,9 @@ struct kern_rows {
     int n_prompt; /* prompt rows, behind them */
 };
 
-/* Packed activations: rows of one product's input in the form that the backend multiplies (8-bit with
- * scales, bf16 tiles, or plain f32). Opaque bytes in backend memory, made by norm_pack, pack or
- * gate_pack and read by matmul of the same kern_rows and cols. */
+/* Packed activations: rows of one product's input in the form that the backend multiplies (8-bit
+ * with scales, bf16 tiles, or plain f32). Opaque bytes in backend memory, made by norm_pack, pack
+ * or gate_pack and read by matmul of the same kern_rows and cols. */
 struct kern_act {
     void *data;
     size_t bytes; /* capacity; see act_bytes */
@@ -94,20 +96,21 @@ struct kern_act {
 /* ---- Attention's view of paged KV ---------------------------------------------------------- */
 
 /* Where a layer's keys and values live inside a page: the page of id p begins at base + p *
- * page_stride (the pool's ids count units of 1,024 bytes, so page_stride is that unit); this layer's K of head h at + k_offset + h * head_stride, V at + v_offset + h *
- * head_stride. K and V of one head and block are KERN_BLOCK x head_dim elements; the order inside
- * is the backend's own (the CPU backend keeps K as [head_dim][64], V as [64][head_dim]). */
+ * page_stride (the pool's ids count units of 1,024 bytes, so page_stride is that unit); this
+ * layer's K of head h at + k_offset + h * head_stride, V at + v_offset + h * head_stride. K and V
+ * of one head and block are KERN_BLOCK x head_dim elements; the order inside is the backend's own
+ * (the CPU backend keeps K as [head_dim][64], V as [64][head_dim]). */
 struct kern_kv {
-    void *base;         /* backend memory */
-    size_t page_stride; /* bytes */
+    void *base;                             /* backend memory */
+    size_t page_stride;                     /* bytes */
     size_t k_offset, v_offset, head_stride; /* bytes */
-    enum kern_dtype dtype; /* F16, BF16, or F32 on the reference path */
+    enum kern_dtype dtype;                  /* F16, BF16, or F32 on the reference path */
     int n_kv_heads, head_dim;
 };
 
-/* The rows of a pass, as arrays in backend memory. Rows of one sequence are consecutive within their
- * class. A sequence's block list names the pages that its rows read, ascending in position, each
- * entry full but possibly the last ones. A row sees list tokens at positions <= its own. */
+/* The rows of a pass, as arrays in backend memory. Rows of one sequence are consecutive within
+ * their class. A sequence's block list names the pages that its rows read, ascending in position,
+ * each entry full but possibly the last ones. A row sees list tokens at positions <= its own. */
 struct kern_batch {
     struct kern_rows rows;     /* capacities = counts on the CPU backend */
     const int32_t *token;      /* [n_rows] ids */
@@ -137,24 +140,25 @@ struct kern_attn_taps {
      * heads and over the rows that mass_row marks. SparDA's `observed` selection and labels. */
     float *mass;
     const uint8_t *mass_row; /* [n_rows] 1: counts */
-    /* [n_rows] u64: bit i of a row's mask says whether it sees the i-th row of its sequence's rows in
-     * this pass (token trees). NULL: causal by position. */
+    /* [n_rows] u64: bit i of a row's mask says whether it sees the i-th row of its sequence's rows
+     * in this pass (token trees). NULL: causal by position. */
     const uint64_t *ancestors;
-    /* f64/u64 counter in backend memory: bytes of K and V that were read, added to. NULL: not counted. */
+    /* f64/u64 counter in backend memory: bytes of K and V that were read, added to. NULL: not
+     * counted. */
     uint64_t *kv_bytes_read;
 };
 
 /* ---- Rotary embedding and writing KV ------------------------------------------------------- */
 
 struct kern_rope {
-    const float *inv_freq;  /* [dim / 2] f32, backend memory; NULL: no rotation (NoPE layer) */
-    int dim;                /* leading elements of a head that turn, even */
-    bool interleaved;       /* pairs (2i, 2i+1); else (i, i + dim/2) */
-    float scale;            /* multiplies cos and sin (YaRN's attention factor) */
-    const float *q_norm;    /* [head_dim] f32 or NULL: RMSNorm per head before the rotation */
+    const float *inv_freq; /* [dim / 2] f32, backend memory; NULL: no rotation (NoPE layer) */
+    int dim;               /* leading elements of a head that turn, even */
+    bool interleaved;      /* pairs (2i, 2i+1); else (i, i + dim/2) */
+    float scale;           /* multiplies cos and sin (YaRN's attention factor) */
+    const float *q_norm;   /* [head_dim] f32 or NULL: RMSNorm per head before the rotation */
     const float *k_norm;
     float norm_eps;
-    const float *q_bias;    /* [n_heads * head_dim] f32 or NULL */
+    const float *q_bias; /* [n_heads * head_dim] f32 or NULL */
     const float *k_bias, *v_bias;
 };
 
@@ -164,18 +168,19 @@ enum { KERN_MAX_LOGPROBS = 20, KERN_MAX_BIAS = 64 };
 
 /* What a row's request asks for; one entry a row. Ranges are checked at the RPC edge. */
 struct kern_sample {
-    float temperature;  /* 0: greedy, lowest id wins ties */
-    int32_t top_k;      /* 0: off */
-    float top_p;        /* 1: off */
-    float min_p;        /* 0: off */
+    float temperature;        /* 0: greedy, lowest id wins ties */
+    int32_t top_k;            /* 0: off */
+    float top_p;              /* 1: off */
+    float min_p;              /* 0: off */
     float repetition_penalty; /* 1: off; over prompt and output, as Hugging Face has it */
     float presence_penalty, frequency_penalty; /* 0: off; over output only, as OpenAI has it */
     uint64_t seed;
-    int64_t position;    /* of the token to be drawn: the RNG's counter */
-    int32_t history;     /* index of the sequence's history in kern_history, -1: no penalties */
-    int32_t n_logprobs;  /* 0..KERN_MAX_LOGPROBS top entries wanted besides the drawn token's */
-    int32_t want_logprob;/* 1: fill logprob */
-    int32_t n_banned;    /* first entries of `banned`: ids that must not be drawn (min_tokens, ignore_eos off) */
+    int64_t position;     /* of the token to be drawn: the RNG's counter */
+    int32_t history;      /* index of the sequence's history in kern_history, -1: no penalties */
+    int32_t n_logprobs;   /* 0..KERN_MAX_LOGPROBS top entries wanted besides the drawn token's */
+    int32_t want_logprob; /* 1: fill logprob */
+    int32_t n_banned;     /* first entries of `banned`: ids that must not be drawn (min_tokens,
+                             ignore_eos off) */
     int32_t banned[8];
 };
 
@@ -187,9 +192,9 @@ struct kern_history {
 };
 
 struct kern_sampled {
-    int32_t token;  /* -1: the row's logits held NaN or nothing could be drawn */
-    float logprob;  /* of the token under the model's own distribution (before temperature and
-                       filters, after nothing) */
+    int32_t token; /* -1: the row's logits held NaN or nothing could be drawn */
+    float logprob; /* of the token under the model's own distribution (before temperature and
+                      filters, after nothing) */
     int32_t top_id[KERN_MAX_LOGPROBS];
     float top_logprob[KERN_MAX_LOGPROBS];
 };
@@ -197,9 +202,9 @@ struct kern_sampled {
 /* ---- The table ----------------------------------------------------------------------------- */
 
 struct kern_device_info {
-    char name[128];       /* "CPU AVX-512 VNNI, AMX bf16; 2 threads", "NVIDIA H200" */
-    size_t memory_bytes;  /* total of the device */
-    size_t free_bytes;    /* that this process may still take */
+    char name[128];      /* "CPU AVX-512 VNNI, AMX bf16; 2 threads", "NVIDIA H200" */
+    size_t memory_bytes; /* total of the device */
+    size_t free_bytes;   /* that this process may still take */
 };
 
 struct kern_ops {
@@ -221,8 +226,8 @@ struct kern_ops {
     int (*weight_pack)(struct kern *k, struct kern_weight *out, void *dst, enum kern_dtype t,
                        int rows, int cols, const void *src, struct err *e);
 
-    /* x[r][:] = row token[r] of the packed matrix `w` as f32; ids outside [0, w->rows) give zeros. x: f32
-     * [n_rows][w->cols]. */
+    /* x[r][:] = row token[r] of the packed matrix `w` as f32; ids outside [0, w->rows) give zeros.
+     * x: f32 [n_rows][w->cols]. */
     int (*embed)(struct kern *k, const struct kern_weight *w, const int32_t *token, int n_rows,
                  float *x);
 
@@ -247,21 +252,23 @@ struct kern_ops {
     int (*matmul)(struct kern *k, struct kern_rows rows, const struct kern_weight *w,
                   struct kern_act act, float *out, int out_stride, int out_offset);
 
-    /* x_out[i] = x[row_idx[i]] for i < n (generated-class rows): picks the rows that need logits. */
+    /* x_out[i] = x[row_idx[i]] for i < n (generated-class rows): picks the rows that need logits.
+     */
     int (*gather)(struct kern *k, const float *x, int cols, const int32_t *row_idx, int n,
                   float *x_out);
 
-    /* Bias, per-head norm and rotation of q and k in qkv (f32 [n_rows][(n_heads + 2 n_kv) * head_dim],
-     * q then k then v), then k and v into their page slots: page slot_page[r], place position % 64. */
+    /* Bias, per-head norm and rotation of q and k in qkv (f32 [n_rows][(n_heads + 2 n_kv) *
+     * head_dim], q then k then v), then k and v into their page slots: page slot_page[r], place
+     * position % 64. */
     int (*rope_kv)(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
                    int n_heads, float *qkv, const struct kern_kv *kv);
 
     /* Scratch bytes of attention for these capacities. */
-    size_t (*attn_scratch_bytes)(const struct kern *k, struct kern_rows rows, int n_seqs, int n_heads,
-                                 int head_dim, int list_capacity);
+    size_t (*attn_scratch_bytes)(const struct kern *k, struct kern_rows rows, int n_seqs,
+                                 int n_heads, int head_dim, int list_capacity);
 
-    /* out f32 [n_rows][n_heads * head_dim] = softmax(q K^T * scale) V over the lists; q inside qkv as in
-     * rope_kv. Never touches an address of a page that is not in a row's list. */
+    /* out f32 [n_rows][n_heads * head_dim] = softmax(q K^T * scale) V over the lists; q inside qkv
+     * as in rope_kv. Never touches an address of a page that is not in a row's list. */
     int (*attention)(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
                      int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
                      const struct kern_attn_taps *taps, void *scratch, float *out);
@@ -270,10 +277,10 @@ struct kern_ops {
     int (*copy_page)(struct kern *k, void *dst, const void *src, size_t bytes);
 
     size_t (*sample_scratch_bytes)(const struct kern *k, int n_rows, int vocab);
-    /* Draw one token a row from logits f32 [n_rows][stride] (first `vocab` entries; kept unchanged):
-     * penalties, temperature, top-k, top-p, min-p in this order, then inverse-CDF with RNG_SAMPLE. params,
-     * history and out in backend memory. Where probs is not NULL it gets the filtered distribution,
-     * f32 [n_rows][vocab]. */
+    /* Draw one token a row from logits f32 [n_rows][stride] (first `vocab` entries; kept
+     * unchanged): penalties, temperature, top-k, top-p, min-p in this order, then inverse-CDF with
+     * RNG_SAMPLE. params, history and out in backend memory. Where probs is not NULL it gets the
+     * filtered distribution, f32 [n_rows][vocab]. */
     int (*sample)(struct kern *k, int n_rows, int vocab, const float *logits, size_t stride,
                   const struct kern_sample *params, const struct kern_history *history,
                   void *scratch, struct kern_sampled *out, float *probs);
@@ -286,17 +293,18 @@ struct kern {
 /* ---- Opening a backend --------------------------------------------------------------------- */
 
 struct kern_options {
-    int n_threads;                 /* 0: all usable */
+    int n_threads; /* 0: all usable */
     enum kern_precision precision;
-    const char *isa;               /* NULL or "auto", "amx", "avx512", "avxvnni", "avx2", "plain": kernels;
-                                      one that the machine lacks is refused */
+    const char *isa; /* NULL or "auto", "amx", "avx512", "avxvnni", "avx2", "plain": kernels;
+                        one that the machine lacks is refused */
 };
 
 int kern_cpu_open(struct kern **out, const struct kern_options *o, struct err *e);
 /* E_UNSUPPORTED with what is missing in a build or on a machine without CUDA. */
 int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *e);
 
-/* The other way round of the CPU's page order, for tests and tiers: f32 [64][head_dim] of one head. */
+/* The other way round of the CPU's page order, for tests and tiers: f32 [64][head_dim] of one head.
+ */
 void kern_cpu_read_kv(const struct kern_kv *kv, int page, int head, bool value, float *out);
 
 #ifdef __cplusplus

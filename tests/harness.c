@@ -73,7 +73,8 @@ static int run_forked(const struct test *t) {
         _exit(n_failed ? 1 : 0);
     }
     int status;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
     kill(-pid, SIGKILL); /* whatever it left running */
     double ms = clock_ms_since(start);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {

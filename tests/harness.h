@@ -1,7 +1,8 @@
 #ifndef TANDEM_TESTS_HARNESS_H
 #define TANDEM_TESTS_HARNESS_H
 
-/* Every test binary is tests/test_<module>.c linked with tests/harness.c. The file ends in one table:
+/* Every test binary is tests/test_<module>.c linked with tests/harness.c. The file ends in one
+ * table:
  *
  *   const struct test tests[] = {
  *       {"pool_random_ops", TEST_QUICK, 20000, test_pool_random_ops},

@@ -24,7 +24,7 @@ struct runner {
     int32_t *pages[2]; /* [n_seqs][max_blocks] */
     int max_blocks;
     int length[MAX_SEQS];
-    int32_t *lists;    /* scratch arrays of a pass */
+    int32_t *lists; /* scratch arrays of a pass */
 };
 
 /* A failure here ends the process: a test sees the signal and this line. */
@@ -67,8 +67,10 @@ struct runner *runner_open(const struct runner_options *o) {
     struct model_source *src;
     must(model_source_open(&src, o->path, &e), &e);
     r->max_blocks = (o->max_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
-    struct model_caps caps = {.max_rows = o->max_rows, .max_seqs = o->n_seqs,
-                              .max_blocks = r->max_blocks, .max_logits = o->max_rows};
+    struct model_caps caps = {.max_rows = o->max_rows,
+                              .max_seqs = o->n_seqs,
+                              .max_blocks = r->max_blocks,
+                              .max_logits = o->max_rows};
     must(model_open(&r->m, src, r->k, &caps, NULL, NULL, &e), &e);
     must(model_weight_bytes(src, r->k, &r->weight_bytes, &e), &e);
     model_source_close(src);
@@ -96,11 +98,21 @@ void runner_close(struct runner *r) {
     free(r);
 }
 
-const struct model_config *runner_config(const struct runner *r) { return model_get_config(r->m); }
-struct model *runner_model(struct runner *r) { return r->m; }
-size_t runner_weight_bytes(const struct runner *r) { return r->weight_bytes; }
-const char *runner_device(const struct runner *r) { return r->info.name; }
-int runner_length(const struct runner *r, int seq) { return r->length[seq]; }
+const struct model_config *runner_config(const struct runner *r) {
+    return model_get_config(r->m);
+}
+struct model *runner_model(struct runner *r) {
+    return r->m;
+}
+size_t runner_weight_bytes(const struct runner *r) {
+    return r->weight_bytes;
+}
+const char *runner_device(const struct runner *r) {
+    return r->info.name;
+}
+int runner_length(const struct runner *r, int seq) {
+    return r->length[seq];
+}
 
 void runner_truncate(struct runner *r, int seq, int n) {
     ASSERT(n <= r->length[seq]);
@@ -111,8 +123,8 @@ void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_piec
     runner_pass_last(r, pieces, n_pieces, logits, logits ? -1 : 0);
 }
 
-void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits,
-                      int n_logits) {
+void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces,
+                      float *logits, int n_logits) {
     int n_rows = 0, row = 0, cap = r->max_blocks;
     struct kern_rows rows = {0};
     for (int i = 0; i < n_pieces; i++) {
@@ -155,8 +167,13 @@ void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n
         r->length[p->seq] = end;
     }
     struct model_pass pass = {
-        .batch = {.rows = rows, .token = token, .position = position, .row_seq = row_seq,
-                  .n_seqs = n_pieces, .seq_row = seq_row, .seq_n_rows = seq_n},
+        .batch = {.rows = rows,
+                  .token = token,
+                  .position = position,
+                  .row_seq = row_seq,
+                  .n_seqs = n_pieces,
+                  .seq_row = seq_row,
+                  .seq_n_rows = seq_n},
         .n_groups = r->n_groups,
         .n_logits = n_logits < 0 ? n_rows : n_logits,
         .logit_row = all + (n_logits < 0 ? 0 : n_rows - n_logits),
@@ -164,11 +181,16 @@ void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n
         .logits_stride = (size_t)runner_config(r)->vocab,
     };
     for (int g = 0; g < r->n_groups; g++)
-        pass.group[g] = (struct model_group){
-            .first_layer = r->group_first[g], .n_layers = r->group_layers[g], .arena = r->arena[g],
-            .kv_dtype = r->o.kv, .slot_page = slot[g],
-            .lists = {.page = list[g], .block = block, .n_blocks = n_blocks, .capacity = cap,
-                      .seq_stride = 1}};
+        pass.group[g] = (struct model_group){.first_layer = r->group_first[g],
+                                             .n_layers = r->group_layers[g],
+                                             .arena = r->arena[g],
+                                             .kv_dtype = r->o.kv,
+                                             .slot_page = slot[g],
+                                             .lists = {.page = list[g],
+                                                       .block = block,
+                                                       .n_blocks = n_blocks,
+                                                       .capacity = cap,
+                                                       .seq_stride = 1}};
     struct err e = {0};
     must(model_forward(r->m, &pass, &e), &e);
     must(r->k->ops->sync(r->k, &e), &e);
@@ -184,18 +206,20 @@ uint64_t runner_kv_hash(struct runner *r, int seq, int n) {
     XXH3_64bits_reset(h);
     for (int g = 0; g < r->n_groups; g++)
         for (int layer = 0; layer < r->group_layers[g]; layer++) {
-            struct kern_kv kv = {.base = r->arena[g], .page_stride = PAGE_UNIT,
+            struct kern_kv kv = {.base = r->arena[g],
+                                 .page_stride = PAGE_UNIT,
                                  .k_offset = model_kv_offset(c, layer, false, elem),
                                  .v_offset = model_kv_offset(c, layer, true, elem),
                                  .head_stride = (size_t)KERN_BLOCK * (size_t)c->head_dim * elem,
-                                 .dtype = r->o.kv, .n_kv_heads = c->n_kv_heads,
+                                 .dtype = r->o.kv,
+                                 .n_kv_heads = c->n_kv_heads,
                                  .head_dim = c->head_dim};
             for (int at = 0; at < n; at += KERN_BLOCK)
                 for (int head = 0; head < c->n_kv_heads; head++)
                     for (int value = 0; value < 2; value++) {
                         int take_n = n - at < KERN_BLOCK ? n - at : KERN_BLOCK;
-                        kern_cpu_read_kv(&kv, r->pages[g][seq * r->max_blocks + at / KERN_BLOCK], head,
-                                         value, tile);
+                        kern_cpu_read_kv(&kv, r->pages[g][seq * r->max_blocks + at / KERN_BLOCK],
+                                         head, value, tile);
                         XXH3_64bits_update(h, tile, (size_t)take_n * (size_t)c->head_dim * 4);
                     }
         }

@@ -1,8 +1,9 @@
 #ifndef TANDEM_TESTS_RUNNER_H
 #define TANDEM_TESTS_RUNNER_H
 
-/* One model and one or more sequences over scattered pages, without engine or pool: for tests and benches that look
- * at whole passes. Pages are handed out in a shuffled order, and the space between them is filled with NaN. */
+/* One model and one or more sequences over scattered pages, without engine or pool: for tests and
+ * benches that look at whole passes. Pages are handed out in a shuffled order, and the space
+ * between them is filled with NaN. */
 
 #include "model/model.h"
 
@@ -11,13 +12,13 @@ struct runner;
 struct runner_options {
     const char *path;
     enum kern_precision precision;
-    const char *isa;      /* NULL: best */
+    const char *isa; /* NULL: best */
     int n_threads;
-    int max_tokens;       /* of a sequence */
+    int max_tokens; /* of a sequence */
     int n_seqs;
     int max_rows;
-    enum kern_dtype kv;   /* KERN_F16 by default for FAST, F32 for REFERENCE: set it */
-    int select_layer;     /* 0: one group; else shallow and deep groups */
+    enum kern_dtype kv; /* KERN_F16 by default for FAST, F32 for REFERENCE: set it */
+    int select_layer;   /* 0: one group; else shallow and deep groups */
 };
 
 /* Any error ends the process with its text. */
@@ -34,13 +35,13 @@ struct runner_piece {
     bool prompt; /* row class */
 };
 
-/* Run one pass over pieces (generated ones first); logits f32 [sum of n][vocab] of every row, in the order of
- * the pieces. */
+/* Run one pass over pieces (generated ones first); logits f32 [sum of n][vocab] of every row, in
+ * the order of the pieces. */
 void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits);
 
 /* The same with logits of the last n_logits rows alone (0: none). */
-void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits,
-                      int n_logits);
+void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces,
+                      float *logits, int n_logits);
 
 /* Bytes of packed weights that a pass reads; the backend's name. */
 size_t runner_weight_bytes(const struct runner *r);

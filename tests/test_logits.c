@@ -1,8 +1,8 @@
-/* Logits of the default target against tests/golden/logits.bin: an independent numpy implementation over the
- * dequantised file (tests/golden/make_logits.py). The reference path must agree to KL <= 1e-5; the fast path's
- * KL is bounded by what llama.cpp's own CPU backend has on the same prompts (measured: see LLAMA_KL).
- * Rows: hashes of logit rows and KV must not depend on how many rows share a pass, how a prompt is cut, the
- * batch or the threads. */
+/* Logits of the default target against tests/golden/logits.bin: an independent numpy implementation
+ * over the dequantised file (tests/golden/make_logits.py). The reference path must agree to KL <=
+ * 1e-5; the fast path's KL is bounded by what llama.cpp's own CPU backend has on the same prompts
+ * (measured: see LLAMA_KL). Rows: hashes of logit rows and KV must not depend on how many rows
+ * share a pass, how a prompt is cut, the batch or the threads. */
 #include "tests/harness.h"
 
 #include <math.h>
@@ -51,7 +51,8 @@ static void load_golden(void) {
 /* KL(golden || softmax(z)). */
 static double kl(const struct golden *g, const float *z) {
     double max = -INFINITY, sum = 0, gsum = 0, out = 0;
-    /* Rounding to 16 bits took the golden off its norm: left there, that would be a first-order error. */
+    /* Rounding to 16 bits took the golden off its norm: left there, that would be a first-order
+     * error. */
     for (int i = 0; i < vocab; i++) gsum += exp((double)g->min + (double)g->step * g->q[i]);
     for (int i = 0; i < vocab; i++) max = z[i] > max ? z[i] : max;
     for (int i = 0; i < vocab; i++) sum += exp(z[i] - max);
@@ -63,12 +64,16 @@ static double kl(const struct golden *g, const float *z) {
     return out;
 }
 
-/* Mean and worst KL at the last position of the first n prompts. as_prompt is the row class of all its
- * tokens. */
-static void measure(enum kern_precision precision, const char *isa, bool as_prompt, int n, double *mean,
-                    double *worst, int *n_top) {
-    struct runner_options o = {.path = test_default_target(), .precision = precision, .isa = isa,
-                               .max_tokens = 2048, .n_seqs = 1, .max_rows = 256,
+/* Mean and worst KL at the last position of the first n prompts. as_prompt is the row class of all
+ * its tokens. */
+static void measure(enum kern_precision precision, const char *isa, bool as_prompt, int n,
+                    double *mean, double *worst, int *n_top) {
+    struct runner_options o = {.path = test_default_target(),
+                               .precision = precision,
+                               .isa = isa,
+                               .max_tokens = 2048,
+                               .n_seqs = 1,
+                               .max_rows = 256,
                                .kv = precision == KERN_REFERENCE ? KERN_F32 : KERN_F16};
     struct runner *r = runner_open(&o);
     float *z = malloc(sizeof(float) * 256 * (size_t)vocab);
@@ -79,7 +84,8 @@ static void measure(enum kern_precision precision, const char *isa, bool as_prom
         int at = 0;
         while (at < g->n_ids) {
             int take = g->n_ids - at < 256 ? g->n_ids - at : 256;
-            if (at + take == g->n_ids && take > 1) take--; /* the last token alone: its logits only */
+            if (at + take == g->n_ids && take > 1)
+                take--; /* the last token alone: its logits only */
             struct runner_piece p = {.ids = g->ids + at, .n = take, .prompt = as_prompt};
             runner_pass(r, &p, 1, at + take == g->n_ids ? z : NULL);
             at += take;
@@ -119,7 +125,8 @@ static void test_logits_reference_long(void) {
     assert_int_equal(n_top, n_golden);
 }
 
-/* llama.cpp's own mean KL to the same golden, and the bound that the issue sets on ours: bench/peer_kl.py. */
+/* llama.cpp's own mean KL to the same golden, and the bound that the issue sets on ours:
+ * bench/peer_kl.py. */
 #define LLAMA_KL 3.0e-3
 
 static void test_logits_fast(void) {
@@ -138,11 +145,15 @@ enum { N_ROWS = 200 };
 
 static uint64_t row_hash[N_ROWS];
 
-/* Feed ids[0..N_ROWS) of prompt 16 in pieces of `chunk` rows beside `n_others` other sequences; compare every
- * row's hash with the first run's. */
+/* Feed ids[0..N_ROWS) of prompt 16 in pieces of `chunk` rows beside `n_others` other sequences;
+ * compare every row's hash with the first run's. */
 static uint64_t feed(int chunk, int n_others, int n_threads, bool prompt, bool record) {
-    struct runner_options o = {.path = test_default_target(), .max_tokens = 256, .n_seqs = 4,
-                               .max_rows = 256, .kv = KERN_F16, .n_threads = n_threads,
+    struct runner_options o = {.path = test_default_target(),
+                               .max_tokens = 256,
+                               .n_seqs = 4,
+                               .max_rows = 256,
+                               .kv = KERN_F16,
+                               .n_threads = n_threads,
                                .select_layer = 6};
     struct runner *r = runner_open(&o);
     float *z = malloc(sizeof(float) * 256 * (size_t)vocab);
@@ -153,18 +164,20 @@ static uint64_t feed(int chunk, int n_others, int n_threads, bool prompt, bool r
         int n_pieces = 0;
         for (int k = 1; k <= n_others; k++) { /* others stand before and after */
             if (runner_length(r, k) + k > 250) runner_truncate(r, k, 0);
-            p[n_pieces++] = (struct runner_piece){.seq = k, .ids = golden[10 + k].ids + at % 50, .n = k,
-                                                  .prompt = prompt};
+            p[n_pieces++] = (struct runner_piece){
+                .seq = k, .ids = golden[10 + k].ids + at % 50, .n = k, .prompt = prompt};
             before += k;
         }
-        p[n_pieces++] = (struct runner_piece){.seq = 0, .ids = g->ids + at, .n = n, .prompt = prompt};
+        p[n_pieces++] =
+            (struct runner_piece){.seq = 0, .ids = g->ids + at, .n = n, .prompt = prompt};
         runner_pass(r, p, n_pieces, z);
         for (int j = 0; j < n; j++) {
-            uint64_t h = XXH3_64bits(z + (size_t)(before + j) * (size_t)vocab, sizeof(float) * (size_t)vocab);
+            uint64_t h = XXH3_64bits(z + (size_t)(before + j) * (size_t)vocab,
+                                     sizeof(float) * (size_t)vocab);
             if (record) row_hash[at + j] = h;
             else if (h != row_hash[at + j])
-                fail_msg("row %d differs: chunk %d, %d others, %d threads, %s", at + j, chunk, n_others,
-                         n_threads, prompt ? "prompt" : "generated");
+                fail_msg("row %d differs: chunk %d, %d others, %d threads, %s", at + j, chunk,
+                         n_others, n_threads, prompt ? "prompt" : "generated");
         }
     }
     uint64_t kv = runner_kv_hash(r, 0, N_ROWS);

@@ -14,7 +14,8 @@ void verify_params_default(struct verify_params *p) {
     p->max_tokens = -1;
 }
 
-/* One number with its range: lo <= value <= hi, or lo < value where `open`. NaN fails every comparison. */
+/* One number with its range: lo <= value <= hi, or lo < value where `open`. NaN fails every
+ * comparison. */
 struct range {
     const char *name;
     double value, lo, hi;

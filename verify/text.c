@@ -1,9 +1,10 @@
 /* The text side of a stream.
  *
- * Every byte that arrives goes through one small automaton per stop string, whose state is how many of the
- * stop's first bytes the text now ends in. The largest state is what must be held back; a state that reaches
- * its stop's length ends the answer. An incomplete UTF-8 tail can only be longer than that while no stop has
- * begun, since stops are valid UTF-8 and begin with a head byte; the longer of the two is held. */
+ * Every byte that arrives goes through one small automaton per stop string, whose state is how many
+ * of the stop's first bytes the text now ends in. The largest state is what must be held back; a
+ * state that reaches its stop's length ends the answer. An incomplete UTF-8 tail can only be longer
+ * than that while no stop has begun, since stops are valid UTF-8 and begin with a head byte; the
+ * longer of the two is held. */
 #include <string.h>
 
 #include "base/err.h"
@@ -52,7 +53,8 @@ static void release(struct verify_text *t, size_t n, struct strbuf *sink) {
     strbuf_consume(&t->held, n);
 }
 
-/* Let the held bytes from `from` on, which are new, run through the automata; release what may be shown. */
+/* Let the held bytes from `from` on, which are new, run through the automata; release what may be
+ * shown. */
 static bool scan(struct verify_text *t, size_t from, struct strbuf *sink) {
     const struct verify_params *p = t->params;
     for (size_t at = from; at < t->held.n; at++) {
@@ -74,7 +76,8 @@ static bool scan(struct verify_text *t, size_t from, struct strbuf *sink) {
     return false;
 }
 
-bool verify_text_push_bytes(struct verify_text *t, const char *bytes, size_t n, struct strbuf *sink) {
+bool verify_text_push_bytes(struct verify_text *t, const char *bytes, size_t n,
+                            struct strbuf *sink) {
     if (t->stopped || n == 0) return false;
     size_t from = t->held.n;
     strbuf_append(&t->held, bytes, n);
@@ -87,7 +90,8 @@ bool verify_text_push(struct verify_text *t, int token, struct strbuf *sink) {
     int32_t id = token;
     tokenizer_token_bytes(t->tokenizer, token, t->special, &t->held);
     if (t->held.n == from) return false;
-    if (t->first) { /* the first token with any text: SentencePiece's space goes, if only that was there too */
+    if (t->first) { /* the first token with any text: SentencePiece's space goes, if only that was
+                       there too */
         strbuf_clear(&t->held);
         tokenizer_decode(t->tokenizer, &id, 1, t->special, &t->held);
         t->first = false;
@@ -100,4 +104,6 @@ void verify_text_finish(struct verify_text *t, struct strbuf *sink) {
     strbuf_clear(&t->held);
 }
 
-void verify_text_deinit(struct verify_text *t) { strbuf_deinit(&t->held); }
+void verify_text_deinit(struct verify_text *t) {
+    strbuf_deinit(&t->held);
+}

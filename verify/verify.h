@@ -1,8 +1,9 @@
 #ifndef TANDEM_VERIFY_H
 #define TANDEM_VERIFY_H
 
-/* What may be emitted: the request's sampling settings and their ranges, and the text side of a stream (UTF-8
- * safe decoding, stop strings across token borders). Acceptance of draft tokens joins them here. */
+/* What may be emitted: the request's sampling settings and their ranges, and the text side of a
+ * stream (UTF-8 safe decoding, stop strings across token borders). Acceptance of draft tokens joins
+ * them here. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,7 +18,8 @@ struct err;
 enum {
     VERIFY_MAX_STOPS = 16,
     VERIFY_MAX_STOP_BYTES = 256,
-    VERIFY_MAX_TOKEN_BYTES = 4096, /* of one token's text: what the tokenizer lets into a vocabulary */
+    VERIFY_MAX_TOKEN_BYTES =
+        4096, /* of one token's text: what the tokenizer lets into a vocabulary */
 };
 
 /* Sampling settings of one request; verify_params_default fills the defaults. */
@@ -31,13 +33,13 @@ struct verify_params {
     double frequency_penalty;  /* [-2, 2], default 0 */
     bool has_seed;             /* false: the engine draws one, reported in `done` */
     uint64_t seed;
-    int logprobs;              /* -1 none (default), 0..KERN_MAX_LOGPROBS alternatives */
-    int max_tokens;            /* -1: the engine's default */
-    int min_tokens;            /* 0..max_tokens: end tokens are banned before */
+    int logprobs;   /* -1 none (default), 0..KERN_MAX_LOGPROBS alternatives */
+    int max_tokens; /* -1: the engine's default */
+    int min_tokens; /* 0..max_tokens: end tokens are banned before */
     bool ignore_eos;
     int n_stops;
     struct verify_stop {
-        int n;                 /* bytes, 1..VERIFY_MAX_STOP_BYTES, valid UTF-8 */
+        int n; /* bytes, 1..VERIFY_MAX_STOP_BYTES, valid UTF-8 */
         char text[VERIFY_MAX_STOP_BYTES];
     } stops[VERIFY_MAX_STOPS];
 };
@@ -48,13 +50,14 @@ void verify_params_default(struct verify_params *p);
 int verify_params_check(const struct verify_params *p, struct err *e);
 
 /* ---- Text of a stream ----
- * Turns committed tokens into text that may be shown now: holds back an incomplete UTF-8 tail (at most 3
- * bytes; invalid bytes are passed on) and the longest suffix that is a proper prefix of a stop string, no
- * more. A pure function of the tokens: the engine runs one to know when a stop string ends the answer, the
- * server runs another over the same tokens to make the text (with the same `special`, or they disagree about
- * stops). The stop that counts is the one whose last byte comes first; among several that end there, the
- * longest. Where tokens were cut makes no difference. Linear time: each byte costs amortised constant time a
- * stop string (the failure function of Knuth, Morris and Pratt, 1977). Plain struct, no heap once opened. */
+ * Turns committed tokens into text that may be shown now: holds back an incomplete UTF-8 tail (at
+ * most 3 bytes; invalid bytes are passed on) and the longest suffix that is a proper prefix of a
+ * stop string, no more. A pure function of the tokens: the engine runs one to know when a stop
+ * string ends the answer, the server runs another over the same tokens to make the text (with the
+ * same `special`, or they disagree about stops). The stop that counts is the one whose last byte
+ * comes first; among several that end there, the longest. Where tokens were cut makes no
+ * difference. Linear time: each byte costs amortised constant time a stop string (the failure
+ * function of Knuth, Morris and Pratt, 1977). Plain struct, no heap once opened. */
 struct verify_text {
     const struct tokenizer *tokenizer;
     const struct verify_params *params; /* stops; must outlive this */
@@ -68,17 +71,19 @@ struct verify_text {
                                            first k + 1 bytes of stop i */
 };
 
-/* Reserves the hold-back buffer (stop length + longest token), so that verify_text_push on a `sink` with
- * room never allocates. tokenizer may be NULL where only verify_text_push_bytes is used. E_NOMEM. */
+/* Reserves the hold-back buffer (stop length + longest token), so that verify_text_push on a `sink`
+ * with room never allocates. tokenizer may be NULL where only verify_text_push_bytes is used.
+ * E_NOMEM. */
 int verify_text_init(struct verify_text *t, const struct tokenizer *tokenizer,
                      const struct verify_params *params, bool special, struct err *e);
 
-/* Take one committed token; bytes that may be shown are appended to `sink` (NULL: dropped). Returns true when
- * a stop string was completed: text from the stop on is never shown. */
+/* Take one committed token; bytes that may be shown are appended to `sink` (NULL: dropped). Returns
+ * true when a stop string was completed: text from the stop on is never shown. */
 bool verify_text_push(struct verify_text *t, int token, struct strbuf *sink);
 
 /* The same for text that comes as bytes: the part of it that knows no tokenizer. */
-bool verify_text_push_bytes(struct verify_text *t, const char *bytes, size_t n, struct strbuf *sink);
+bool verify_text_push_bytes(struct verify_text *t, const char *bytes, size_t n,
+                            struct strbuf *sink);
 
 /* End of stream: release what is held (after a stop: nothing). */
 void verify_text_finish(struct verify_text *t, struct strbuf *sink);

@@ -1,7 +1,8 @@
-/* The peer's side of bench/peer.py: answers points "class:rows:depth" on stdin with milliseconds, as bench_step
- * --serve does, but through llama.cpp's public API (llama.h). Also `--logits IDS OUT`: the logits of the last
- * position of each prompt in a file of ids, for bench/peer_kl.py. Not part of the product's build; bench/peer.py
- * compiles it against an installed llama.cpp.
+/* The peer's side of bench/peer.py: answers points "class:rows:depth" on stdin with milliseconds,
+ * as bench_step
+ * --serve does, but through llama.cpp's public API (llama.h). Also `--logits IDS OUT`: the logits
+ * of the last position of each prompt in a file of ids, for bench/peer_kl.py. Not part of the
+ * product's build; bench/peer.py compiles it against an installed llama.cpp.
  *
  *   llama_step MODEL THREADS FLASH(0|1) EXTRA_BUFFERS(0|1) */
 #include <stdint.h>
@@ -35,7 +36,8 @@ static int run(struct llama_context *ctx, struct llama_batch *b, const int32_t *
     return llama_decode(ctx, *b);
 }
 
-static int fill(struct llama_context *ctx, struct llama_batch *b, const int32_t *ids, int from, int to) {
+static int fill(struct llama_context *ctx, struct llama_batch *b, const int32_t *ids, int from,
+                int to) {
     while (from < to) {
         int n = to - from < 512 ? to - from : 512;
         if (run(ctx, b, ids + from, from, n, 0)) return -1;
@@ -49,7 +51,8 @@ static int logits(struct llama_context *ctx, struct llama_batch *b, int vocab, c
     FILE *f = fopen(in, "rb"), *g = fopen(out, "wb");
     if (!f || !g) return 1;
     int32_t n, ids[8192];
-    while (fread(&n, 4, 1, f) == 1 && n > 0 && n <= 8192 && fread(ids, 4, (size_t)n, f) == (size_t)n) {
+    while (fread(&n, 4, 1, f) == 1 && n > 0 && n <= 8192 &&
+           fread(ids, 4, (size_t)n, f) == (size_t)n) {
         llama_memory_seq_rm(llama_get_memory(ctx), -1, -1, -1);
         if (fill(ctx, b, ids, 0, n - 1) || run(ctx, b, ids + n - 1, n - 1, 1, 1)) return 1;
         fwrite(llama_get_logits_ith(ctx, 0), 4, (size_t)vocab, g);
@@ -73,14 +76,16 @@ int main(int argc, char **argv) {
     cp.n_ubatch = 512;
     cp.n_threads = threads;
     cp.n_threads_batch = threads;
-    cp.flash_attn_type = atoi(argv[3]) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    cp.flash_attn_type =
+        atoi(argv[3]) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     struct llama_context *ctx = llama_init_from_model(model, cp);
     if (!ctx) return 1;
     int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     struct llama_batch b = llama_batch_init(512, 0, 1);
     if (argc == 8 && !strcmp(argv[5], "--logits")) return logits(ctx, &b, vocab, argv[6], argv[7]);
     int32_t ids[8192];
-    for (int i = 0; i < 8192; i++) ids[i] = 100 + (int)((unsigned)i * 2654435761u % (unsigned)(vocab - 200));
+    for (int i = 0; i < 8192; i++)
+        ids[i] = 100 + (int)((unsigned)i * 2654435761u % (unsigned)(vocab - 200));
     char line[64], kind[8];
     int rows, depth, length = 0;
     while (fgets(line, sizeof line, stdin)) {
