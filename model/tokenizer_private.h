@@ -247,8 +247,8 @@ int tokenizer__push(struct tokens *v, int id, struct err *e);
 /* Mark the entries whose text is a known end of turn ("<|im_end|>", "<|eot_id|>", ...). */
 void tokenizer__add_known_eog(struct tokenizer *t);
 
-/* Type of an entry with this text: control where it is a mark of turns, whatever a careless file says,
- * so that nobody can type one. */
+/* Type of an entry with this text: control where it is a mark of turns, whatever a careless file
+ * says, so that nobody can type one. */
 int tokenizer__type(const char *text, size_t n, int type);
 
 /* Build what both readers need from the entries: tables, added tokens, pre-tokenizer, fingerprint.

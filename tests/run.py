@@ -126,8 +126,10 @@ def jobs_of(args):
         if os.path.isdir(path):
             folders.append(path)
             for binary in tests_of(path):
-                fuzz = os.path.basename(binary).startswith("fuzz_")
-                jobs.append(Job([binary, "--runs", "2000"] if fuzz else [binary, *tier]))
+                name = os.path.basename(binary)
+                seeds = glob.glob(os.path.join(ROOT, "tests/fuzz/seeds", name[len("fuzz_"):], "*"))
+                fuzz = [binary, "--runs", "2000", *sorted(seeds)]
+                jobs.append(Job(fuzz if name.startswith("fuzz_") else [binary, *tier]))
         elif path.endswith(".py"):
             jobs.append(Job([sys.executable, path]))
         else:
