@@ -37,8 +37,9 @@ LIBRARIES = [
 TOOLS = [("gcc", "gcc"), ("ninja", "ninja-build"), ("pkg-config", "pkg-config")]
 LIBC_PACKAGE = "libc6-dev"
 
-WARN = ("-Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith "
-        "-Wwrite-strings -Wno-overlength-strings")
+WARN = (
+    "-Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith "
+    "-Wwrite-strings -Wno-overlength-strings")
 # Not -O1: gcc 12.2 miscompiles `(x >= 0) == (bool)(y >> c & 1)` there (tree-forwprop).
 VARIANTS = {
     "release": "-O3 -g",
@@ -82,7 +83,7 @@ def must(cmd, **kw):
         sys.exit(f"configure.py: '{' '.join(cmd)}' ended with {rc}")
 
 
-# ---- What the machine has -----------------------------------------------------------------------------
+# ---- What the machine has ----------------------------------------------
 
 def pkg_config(names):
     """(cflags, libs, version) of the first name that exists, or None."""
@@ -96,8 +97,19 @@ def pkg_config(names):
 
 def compiles(cc, flags, text="int main(void) { return 0; }\n"):
     with tempfile.TemporaryDirectory() as folder:
-        p = subprocess.run([cc, *flags, "-x", "c", "-", "-c", "-o", os.path.join(folder, "probe.o")],
-                           input=text, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        p = subprocess.run([cc,
+                            *flags,
+                            "-x",
+                            "c",
+                            "-",
+                            "-c",
+                            "-o",
+                            os.path.join(folder,
+                                         "probe.o")],
+                           input=text,
+                           text=True,
+                           stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL)
         return p.returncode == 0
 
 
@@ -138,7 +150,7 @@ def find_nvcc():
     return None
 
 
-# ---- config.ninja --------------------------------------------------------------------------------------
+# ---- config.ninja ------------------------------------------------------
 
 def configure(args):
     missing = missing_packages()
@@ -161,13 +173,16 @@ def configure(args):
         (cmocka if names == ["cmocka"] else libs).extend(lib)
         if args.verbose:
             print(f"  {names[0]:<14} {version:<10} {what} ({package})")
-    ldflags = ["-pthread"] + [f for f in VARIANTS[args.variant].split() if f.startswith("-f") or f == "-g"]
+    ldflags = ["-pthread"] + [f for f in VARIANTS[args.variant].split() if f.startswith("-f")
+                              or f == "-g"]
     if args.variant == "debug":
         ldflags.append("-Wl," + ",".join(f"--wrap={w}" for w in WRAP))
     nvcc = find_nvcc()
     if args.verbose:
-        print(f"  {'nvcc':<14} {nvcc[1] if nvcc else 'not found':<10} CUDA kernels (the CPU build needs none)")
-    isa = {k: v if os.uname().machine in X86 and compiles(cc, v.split()) else "" for k, v in ISA.items()}
+        print(
+            f"  {'nvcc':<14} {nvcc[1] if nvcc else 'not found':<10} CUDA kernels (the CPU build needs none)")
+    isa = {k: v if os.uname().machine in X86 and compiles(
+        cc, v.split()) else "" for k, v in ISA.items()}
     lines = ["# Written by configure.py; do not edit.",
              "configure_args = " + " ".join(shlex.quote(a) for a in args.recorded),
              "configure_env = " + (f"CC={shlex.quote(os.environ['CC'])}" if os.environ.get("CC") else ""),
@@ -198,7 +213,8 @@ def configure(args):
 def build(args, variant, *targets):
     """Configure `variant` and run ninja for targets ($o is written as {o})."""
     args.variant = variant
-    args.recorded = [f"--variant={variant}"] + ([f"--out={args.out}"] if args.out != "build" else [])
+    args.recorded = [f"--variant={variant}"] + \
+        ([f"--out={args.out}"] if args.out != "build" else [])
     configure(args)
     o = f"{args.out}/{variant}"
     manifest = "build.ninja" if args.out == "build" else f"{args.out}/main.ninja"
@@ -207,7 +223,7 @@ def build(args, variant, *targets):
     return o
 
 
-# ---- The default target ----------------------------------------------------------------------------------
+# ---- The default target ------------------------------------------------
 
 def checksum(path):
     h = hashlib.sha256()
@@ -238,12 +254,13 @@ def fetch():
             shutil.copyfileobj(src, out, 1 << 20)
         got = checksum(os.path.join(folder, "model.gguf"))
         if got != TARGET["sha256"]:
-            sys.exit(f"configure.py: the default target's sha256 is {got}, expected {TARGET['sha256']}")
+            sys.exit(
+                f"configure.py: the default target's sha256 is {got}, expected {TARGET['sha256']}")
         os.replace(os.path.join(folder, "model.gguf"), path)
     return path
 
 
-# ---- The two jobs ----------------------------------------------------------------------------------------
+# ---- The two jobs ------------------------------------------------------
 
 def demo(args):
     ensure_packages()
@@ -261,8 +278,8 @@ def demo(args):
                 time.sleep(0.02)
             question = "Name three uses of a paper clip, one short sentence each."
             say("tandem chat: " + question)
-            must([tandem, "chat", "--socket", sock, "--temperature", "0", "--max-tokens", "160", "--memory",
-                  question])
+            must([tandem, "chat", "--socket", sock, "--temperature",
+                 "0", "--max-tokens", "160", "--memory", question])
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=30)
@@ -279,15 +296,26 @@ def test(args):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("command", nargs="?", choices=["demo", "test", "fetch"])
-    p.add_argument("--variant", default="release", choices=list(VARIANTS),
-                   help="release (default), debug (asserts, allocation guard), asan, tsan, fuzz (clang)")
-    p.add_argument("--out", default="build", help="build folder (default build); another one is built with "
-                   "`ninja -f OUT/main.ninja`")
+    p.add_argument(
+        "--variant",
+        default="release",
+        choices=list(VARIANTS),
+        help="release (default), debug (asserts, allocation guard), asan, tsan, fuzz (clang)")
+    p.add_argument(
+        "--out",
+        default="build",
+        help="build folder (default build); another one is built with "
+        "`ninja -f OUT/main.ninja`")
     p.add_argument("--cc", help="C compiler (default gcc; clang for fuzz)")
     p.add_argument("--werror", action="store_true", help="warnings are errors")
-    p.add_argument("--quiet", dest="verbose", action="store_false", help="no table of what was found")
+    p.add_argument(
+        "--quiet",
+        dest="verbose",
+        action="store_false",
+        help="no table of what was found")
     args = p.parse_args()
     args.recorded = sys.argv[1:]
     os.chdir(HERE)

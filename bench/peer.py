@@ -21,7 +21,12 @@ TARGETS = {"gen:1:0": 1.7, "gen:5:0": 2.0, "prompt:512:0": 2.0, "gen:1:7168": 6.
 
 class Side:
     def __init__(self, cmd, env=None):
-        self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.p = subprocess.Popen(
+            cmd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env)
 
     def time(self, point):
         try:
@@ -62,12 +67,15 @@ def peer_settings(peer, args):
                         best[point] = (t, (flash, extra))
                 side.close()
             except RuntimeError as e:
-                print(f"# peer with flash attention {flash}, extra buffers {extra}: {e}", file=sys.stderr)
+                print(
+                    f"# peer with flash attention {flash}, extra buffers {extra}: {e}",
+                    file=sys.stderr)
     return {point: setting for point, (_, setting) in best.items()}
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
     p.add_argument("--llama-include", required=True, action="append")
     p.add_argument("--llama-lib", required=True)
@@ -79,8 +87,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         peer = build_peer(args, folder)
         settings = peer_settings(peer, args)
-        print("point,threads,reps,tandem_ms,peer_ms,peer_over_tandem,ratio_min,ratio_max,wanted,peer_flash,"
-              "peer_extra_buffers")
+        print(
+            "point,threads,reps,tandem_ms,peer_ms,peer_over_tandem,ratio_min,ratio_max,wanted,peer_flash,"
+            "peer_extra_buffers")
         for point in args.points:
             if point not in settings:
                 print(f"# {point}: no peer setting ran", file=sys.stderr)
@@ -93,8 +102,9 @@ def main():
             ours.close(), theirs.close()
             a, b = statistics.median(x for x, _ in pairs), statistics.median(y for _, y in pairs)
             ratios = [y / x for x, y in pairs]
-            print(f"{point},{args.threads},{args.reps},{a:.3f},{b:.3f},{statistics.median(ratios):.2f},"
-                  f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra}", flush=True)
+            print(
+                f"{point},{args.threads},{args.reps},{a:.3f},{b:.3f},{statistics.median(ratios):.2f},"
+                f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra}", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def golden(path):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
     p.add_argument("--llama-include", required=True, action="append")
     p.add_argument("--llama-lib", required=True)
@@ -46,8 +47,8 @@ def main():
         print("flash,extra_buffers,kl_mean,kl_worst,top1")
         for flash in (0, 1):
             for extra in (0, 1):
-                rc = subprocess.run([exe, args.model, str(args.threads), str(flash), str(extra), "--logits",
-                                     ids, out]).returncode
+                rc = subprocess.run([exe, args.model, str(args.threads), str(
+                    flash), str(extra), "--logits", ids, out]).returncode
                 if rc:
                     print(f"# flash {flash}, extra buffers {extra}: exit {rc}")
                     continue
@@ -56,7 +57,9 @@ def main():
                 z -= np.log(np.exp(z).sum(-1, keepdims=True))
                 kl = [float((np.exp(lp) * (lp - q)).sum()) for (_, lp), q in zip(rows, z)]
                 top = sum(lp.argmax() == q.argmax() for (_, lp), q in zip(rows, z))
-                print(f"{flash},{extra},{np.mean(kl):.3e},{np.max(kl):.3e},{top}/{len(rows)}", flush=True)
+                print(
+                    f"{flash},{extra},{np.mean(kl):.3e},{np.max(kl):.3e},{top}/{len(rows)}",
+                    flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import re
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-WIDTH, FILE_LINES, FUNCTION_LINES = 100, 800, 80
+WIDTH, PYTHON_WIDTH, FILE_LINES, FUNCTION_LINES = 100, 120, 800, 80
 
 # A folder may include its own headers and the public ones of folders with a smaller number.
 LAYER = {"base": 0, "kernels": 1, "kvpool": 2, "model": 3, "draft": 4, "target": 4, "verify": 4,
@@ -90,10 +90,10 @@ def rule_private_headers(tree):
 
 
 def rule_line_width(tree):
-    """lines of C and Python are at most 100 characters wide"""
+    """lines of C are at most 100 characters wide, of Python 120"""
     for path in sources(tree, C_EXT + (".py",)):
         for number, line in enumerate(tree[path].split("\n"), 1):
-            if len(line) > WIDTH:
+            if len(line) > (PYTHON_WIDTH if path.endswith(".py") else WIDTH):
                 yield f"{path}:{number}: {len(line)} characters"
 
 
