@@ -390,6 +390,44 @@ static void test_tokenizer_careless_types(void) {
         }
 }
 
+/* One tokenizer in both formats is one tokenizer: a draft may come as a folder, its target as a
+ * file; and padding at the end does not count. */
+static void test_tokenizer_fingerprint_of_both_formats(void) {
+    static const char json[] =
+        FILE_OF(NORMALIZER, PRE, POST, DECODER, "{\"id\":3,\"content\":\"<s>\",\"special\":true}",
+                MODEL, "\"a\":0,\"b\":1,\"c\":2,\"ab\":4,\"abc\":5", MERGES);
+    static const char config[] = "{\"bos_token\":\"<s>\"}";
+    struct gguf_case c = gguf_cases[0];
+    struct tokenizer *a, *b;
+    struct strbuf file = {0};
+    struct err e = {0};
+    make_gguf(&c, &file);
+    assert_ok(open_gguf(&file, file.n, &a, &e), e);
+    assert_ok(
+        tokenizer__open_hf_bytes(&b, json, sizeof json - 1, config, sizeof config - 1, NULL, 0, &e),
+        e);
+    assert_true(tokenizer_fingerprint(a) == tokenizer_fingerprint(b));
+    tokenizer_close(a);
+    tokenizer_close(b);
+    strbuf_clear(&file);
+    /* Token 5 as padding against a vocabulary without it. */
+    c.token5 = "[PAD5]", c.merge = "a b";
+    make_gguf(&c, &file);
+    assert_ok(open_gguf(&file, file.n, &a, &e), e);
+    assert_int_equal(tokenizer_n_tokens(a), 6);
+    static const char shorter[] =
+        FILE_OF(NORMALIZER, PRE, POST, DECODER, "{\"id\":3,\"content\":\"<s>\",\"special\":true}",
+                MODEL, "\"a\":0,\"b\":1,\"c\":2,\"ab\":4", "\"a b\"");
+    assert_ok(tokenizer__open_hf_bytes(&b, shorter, sizeof shorter - 1, config, sizeof config - 1,
+                                       NULL, 0, &e),
+              e);
+    assert_int_equal(tokenizer_n_tokens(b), 5);
+    assert_true(tokenizer_fingerprint(a) == tokenizer_fingerprint(b));
+    tokenizer_close(a);
+    tokenizer_close(b);
+    strbuf_deinit(&file);
+}
+
 /* ---- memory ---- */
 
 /* Open, encode, decode; every block is given back whatever happens. */
@@ -446,6 +484,8 @@ static void test_tokenizer_out_of_memory(void) {
 
 const struct test tests[] = {
     {"tokenizer_careless_types", TEST_QUICK, 20000, test_tokenizer_careless_types},
+    {"tokenizer_fingerprint_of_both_formats", TEST_QUICK, 20000,
+     test_tokenizer_fingerprint_of_both_formats},
     {"tokenizer_out_of_memory", TEST_QUICK, 20000, test_tokenizer_out_of_memory},
     {"tokenizer_gguf_refusals", TEST_QUICK, 20000, test_tokenizer_gguf_refusals},
     {"tokenizer_gguf_truncated", TEST_QUICK, 20000, test_tokenizer_gguf_truncated},
