@@ -1,12 +1,13 @@
 /* How far are the products from what the machine can do?
  *
- * Every point is first checked against the reference table, then timed: minimum and median of --reps runs.
- * Beside it stand two floors measured in the same run on the same threads: the matrix's bytes over the read
- * bandwidth of the same bytes, and its products over the rate of a loop of the format's
- * own instruction that touches registers only (AVX2: VPMADDUBSW + VPADDW, once for 4 to 6 bits and twice
- * for 8; AVX2 VNNI and AVX-512: VPDPBUSD; floats: FMA; AMX prompt rows: TDPBF16PS). A matrix is used as often as a
- * model's layers use theirs: copies of it cycle through --megabytes, so that a small one is not simply
- * read from the nearest cache. CSV on stdout; `# ` lines are talk. */
+ * Every point is first checked against the reference table, then timed: minimum and median of
+ * --reps runs. Beside it stand two floors measured in the same run on the same threads: the
+ * matrix's bytes over the read bandwidth of the same bytes, and its products over the rate of a
+ * loop of the format's own instruction that touches registers only (AVX2: VPMADDUBSW + VPADDW, once
+ * for 4 to 6 bits and twice for 8; AVX2 VNNI and AVX-512: VPDPBUSD; floats: FMA; AMX prompt rows:
+ * TDPBF16PS). A matrix is used as often as a model's layers use theirs: copies of it cycle through
+ * --megabytes, so that a small one is not simply read from the nearest cache. CSV on stdout; `# `
+ * lines are talk. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,8 +53,8 @@ enum floor_kind {
     FLOOR_AMX,
     N_FLOORS
 };
-static const char *const floor_names[] = {
-    "-", "maddubs+add", "vpdpbusd ymm", "fma x8", "vpdpbusd", "fma x16", "tdpbf16ps"};
+static const char *const floor_names[] = {"-",        "maddubs+add", "vpdpbusd ymm", "fma x8",
+                                          "vpdpbusd", "fma x16",     "tdpbf16ps"};
 
 enum { LOOPS = 1 << 16 };
 
@@ -135,7 +136,9 @@ __attribute__((target("amx-tile,amx-bf16"))) static double loop_amx(void) {
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
     for (int n = 0; n < LOOPS / 16; n++)
         __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
-                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3" : :);
+                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+                         :
+                         :);
     __asm__ volatile("tilerelease");
     return 4. * 16 * 16 * 32 * (LOOPS / 16);
 }
@@ -144,14 +147,21 @@ __attribute__((target("amx-tile,amx-bf16"))) static double loop_amx(void) {
 static double loop_run(enum floor_kind kind) {
     switch (kind) {
 #if defined(__x86_64__)
-    case FLOOR_MADDUBS: return loop_maddubs();
-    case FLOOR_DPBUSD8: return loop_dpbusd8();
-    case FLOOR_FMA8: return loop_fma8();
-    case FLOOR_DPBUSD: return loop_dpbusd();
-    case FLOOR_FMA16: return loop_fma16();
-    case FLOOR_AMX: return loop_amx();
+    case FLOOR_MADDUBS:
+        return loop_maddubs();
+    case FLOOR_DPBUSD8:
+        return loop_dpbusd8();
+    case FLOOR_FMA8:
+        return loop_fma8();
+    case FLOOR_DPBUSD:
+        return loop_dpbusd();
+    case FLOOR_FMA16:
+        return loop_fma16();
+    case FLOOR_AMX:
+        return loop_amx();
 #endif
-    default: return 0;
+    default:
+        return 0;
     }
 }
 
@@ -196,8 +206,8 @@ static void read_share(void *arg, int idx, int n_threads) {
     f->products[idx] = (double)sum[0];
 }
 
-/* Of the very bytes that the products read, next to them in time: bandwidth is shared with neighbours and
- * changes by the minute. */
+/* Of the very bytes that the products read, next to them in time: bandwidth is shared with
+ * neighbours and changes by the minute. */
 static void measure_bandwidth(struct floors *f, void *buffer, size_t bytes) {
     f->buffer = buffer;
     f->bytes = bytes;
@@ -252,11 +262,13 @@ static void matrix_make(struct matrix *m, struct kern *k, enum kern_dtype t, int
     *m = (struct matrix){.k = k, .t = t, .rows = rows, .cols = cols, .copies = (int)copies};
     if (k->ops->reserve(k, copies * bytes, &m->memory, &e)) die("reserve:", e.message);
     for (size_t i = 0; i < copies; i++)
-        if (k->ops->weight_pack(k, &m->w[i], (uint8_t *)m->memory + i * bytes, t, rows, cols, src, &e))
+        if (k->ops->weight_pack(k, &m->w[i], (uint8_t *)m->memory + i * bytes, t, rows, cols, src,
+                                &e))
             die("pack:", e.message);
 }
 
-/* Mean relative error against the reference table: 8-bit activations and bf16 both stay far below 0.05. */
+/* Mean relative error against the reference table: 8-bit activations and bf16 both stay far below
+ * 0.05. */
 static void check(const struct matrix *m, struct kern *reference, const void *src,
                   struct kern_rows rows, const float *x, const float *out) {
     int n = rows.n_gen + rows.n_prompt, used = n < 3 ? n : 3;
@@ -325,10 +337,11 @@ static void point(const struct options *o, struct floors *f, struct kern *refere
     qsort(ms, (size_t)o->reps, sizeof *ms, by_value);
     double factor, rate = floor_macs(f, floor_of(o->isa, m->t, rows.n_prompt > 0, &factor));
     double byte_floor = (double)m->w[0].bytes / f->bandwidth * 1e3;
-    double mac_floor = rate > 0 ? work * factor / rate * 1e3 : 0, best = fmax(byte_floor, mac_floor);
+    double mac_floor = rate > 0 ? work * factor / rate * 1e3 : 0,
+           best = fmax(byte_floor, mac_floor);
     printf("%s,%d,%s,%d,%d,%d,%s,%.4f,%.4f,%.2f,%.2f,%.2f,%.4f,%.4f,%.2f\n", o->isa, o->threads,
-           kern_dtype_name(m->t), m->rows, m->cols, n, rows.n_prompt ? "prompt" : "generated", ms[0],
-           ms[o->reps / 2], work / ms[0] / 1e6, (double)m->w[0].bytes / ms[0] / 1e6,
+           kern_dtype_name(m->t), m->rows, m->cols, n, rows.n_prompt ? "prompt" : "generated",
+           ms[0], ms[o->reps / 2], work / ms[0] / 1e6, (double)m->w[0].bytes / ms[0] / 1e6,
            f->bandwidth / 1e9, byte_floor, mac_floor, ms[0] / best);
     fflush(stdout);
     free(ms);
@@ -354,8 +367,9 @@ static const struct {
 int main(int argc, char **argv) {
     struct options o = {.isa = "avx2", .threads = 0, .reps = 15, .megabytes = 64};
     for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc) die("usage: [--isa plain|avx2|avxvnni|avx512|amx] [--threads N] [--reps N]",
-                               "[--dtype NAME] [--megabytes N]");
+        if (i + 1 == argc)
+            die("usage: [--isa plain|avx2|avxvnni|avx512|amx] [--threads N] [--reps N]",
+                "[--dtype NAME] [--megabytes N]");
         if (!strcmp(argv[i], "--isa")) o.isa = argv[i + 1];
         else if (!strcmp(argv[i], "--dtype")) o.dtype = argv[i + 1];
         else if (!strcmp(argv[i], "--threads")) o.threads = (int)strtol(argv[i + 1], NULL, 10);

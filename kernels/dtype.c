@@ -3,17 +3,20 @@
 #include "base/err.h"
 #include "base/half.h"
 
-/* Layouts are those of GGUF files (ggml's block structures): little-endian, f16 scales. Every expression
- * rounds at most once to f32, so fusing or reordering would give the same bits. */
+/* Layouts are those of GGUF files (ggml's block structures): little-endian, f16 scales. Every
+ * expression rounds at most once to f32, so fusing or reordering would give the same bits. */
 
 static const struct dtype {
     const char *name;
     int block;
     int bytes; /* of a block */
 } dtypes[KERN_N_DTYPES] = {
-    [KERN_F32] = {"F32", 1, 4},         [KERN_F16] = {"F16", 1, 2},
-    [KERN_BF16] = {"BF16", 1, 2},       [KERN_Q8_0] = {"Q8_0", 32, 2 + 32},
-    [KERN_Q4_0] = {"Q4_0", 32, 2 + 16}, [KERN_Q4_1] = {"Q4_1", 32, 4 + 16},
+    [KERN_F32] = {"F32", 1, 4},
+    [KERN_F16] = {"F16", 1, 2},
+    [KERN_BF16] = {"BF16", 1, 2},
+    [KERN_Q8_0] = {"Q8_0", 32, 2 + 32},
+    [KERN_Q4_0] = {"Q4_0", 32, 2 + 16},
+    [KERN_Q4_1] = {"Q4_1", 32, 4 + 16},
     [KERN_Q5_0] = {"Q5_0", 32, 2 + 4 + 16},
     [KERN_Q5_1] = {"Q5_1", 32, 4 + 4 + 16},
     [KERN_Q4_K] = {"Q4_K", 256, 4 + 12 + 128},
@@ -26,9 +29,15 @@ static const struct dtype *dtype(enum kern_dtype t) {
     return &dtypes[t];
 }
 
-const char *kern_dtype_name(enum kern_dtype t) { return dtype(t)->name; }
-int kern_dtype_block(enum kern_dtype t) { return dtype(t)->block; }
-size_t kern_dtype_block_bytes(enum kern_dtype t) { return (size_t)dtype(t)->bytes; }
+const char *kern_dtype_name(enum kern_dtype t) {
+    return dtype(t)->name;
+}
+int kern_dtype_block(enum kern_dtype t) {
+    return dtype(t)->block;
+}
+size_t kern_dtype_block_bytes(enum kern_dtype t) {
+    return (size_t)dtype(t)->bytes;
+}
 
 size_t kern_dtype_bytes(enum kern_dtype t, size_t n) {
     size_t block = (size_t)dtype(t)->block;
@@ -36,19 +45,23 @@ size_t kern_dtype_bytes(enum kern_dtype t, size_t n) {
     return n / block * (size_t)dtype(t)->bytes;
 }
 
-static uint16_t read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+static uint16_t read_u16(const uint8_t *p) {
+    return (uint16_t)(p[0] | p[1] << 8);
+}
 static uint32_t read_u32(const uint8_t *p) {
     return (uint32_t)read_u16(p) | (uint32_t)read_u16(p + 2) << 16;
 }
-static float read_f16(const uint8_t *p) { return f16_to_f32(read_u16(p)); }
+static float read_f16(const uint8_t *p) {
+    return f16_to_f32(read_u16(p));
+}
 
 static void q8_0(const uint8_t *p, float *out) {
     float d = read_f16(p);
     for (int k = 0; k < 32; k++) out[k] = d * (float)(int8_t)p[2 + k];
 }
 
-/* Four and five bits: byte k holds the values k (low nibble) and k + 16 (high); bit k of `high` is bit 4
- * of value k. */
+/* Four and five bits: byte k holds the values k (low nibble) and k + 16 (high); bit k of `high` is
+ * bit 4 of value k. */
 static void q45(float d, float m, int offset, uint32_t high, const uint8_t *q, float *out) {
     for (int k = 0; k < 16; k++) {
         int lo = (q[k] & 15) | (int)(high >> k & 1) << 4;
@@ -69,8 +82,8 @@ static void k_scales(const uint8_t *p, int j, int *scale, int *min) {
     }
 }
 
-/* Q4_K and Q5_K (high != NULL): sub-blocks 2c and 2c + 1 are the low and high nibbles of the same 32
- * bytes; their fifth bits are bits 2c and 2c + 1 of the 32 bytes at `high`. */
+/* Q4_K and Q5_K (high != NULL): sub-blocks 2c and 2c + 1 are the low and high nibbles of the same
+ * 32 bytes; their fifth bits are bits 2c and 2c + 1 of the 32 bytes at `high`. */
 static void q45_k(const uint8_t *p, const uint8_t *high, const uint8_t *q, float *out) {
     float d = read_f16(p), dmin = read_f16(p + 2);
     for (int j = 0; j < 8; j++) {
@@ -85,7 +98,8 @@ static void q45_k(const uint8_t *p, const uint8_t *high, const uint8_t *q, float
     }
 }
 
-/* Q6_K: each half of 128 has 64 bytes of low nibbles, 32 bytes of bit pairs and 8 signed scales of 16. */
+/* Q6_K: each half of 128 has 64 bytes of low nibbles, 32 bytes of bit pairs and 8 signed scales
+ * of 16. */
 static void q6_k(const uint8_t *p, float *out) {
     float d = read_f16(p + 208);
     for (int half = 0; half < 2; half++) {
@@ -100,18 +114,41 @@ static void q6_k(const uint8_t *p, float *out) {
 
 static void dequantize_block(enum kern_dtype t, const uint8_t *p, float *out) {
     switch (t) {
-    case KERN_F32: *out = half_bits_to_f32(read_u32(p)); return;
-    case KERN_F16: *out = read_f16(p); return;
-    case KERN_BF16: *out = bf16_to_f32(read_u16(p)); return;
-    case KERN_Q8_0: q8_0(p, out); return;
-    case KERN_Q4_0: q45(read_f16(p), 0, 8, 0, p + 2, out); return;
-    case KERN_Q4_1: q45(read_f16(p), read_f16(p + 2), 0, 0, p + 4, out); return;
-    case KERN_Q5_0: q45(read_f16(p), 0, 16, read_u32(p + 2), p + 6, out); return;
-    case KERN_Q5_1: q45(read_f16(p), read_f16(p + 2), 0, read_u32(p + 4), p + 8, out); return;
-    case KERN_Q4_K: q45_k(p, NULL, p + 16, out); return;
-    case KERN_Q5_K: q45_k(p, p + 16, p + 48, out); return;
-    case KERN_Q6_K: q6_k(p, out); return;
-    case KERN_N_DTYPES: break;
+    case KERN_F32:
+        *out = half_bits_to_f32(read_u32(p));
+        return;
+    case KERN_F16:
+        *out = read_f16(p);
+        return;
+    case KERN_BF16:
+        *out = bf16_to_f32(read_u16(p));
+        return;
+    case KERN_Q8_0:
+        q8_0(p, out);
+        return;
+    case KERN_Q4_0:
+        q45(read_f16(p), 0, 8, 0, p + 2, out);
+        return;
+    case KERN_Q4_1:
+        q45(read_f16(p), read_f16(p + 2), 0, 0, p + 4, out);
+        return;
+    case KERN_Q5_0:
+        q45(read_f16(p), 0, 16, read_u32(p + 2), p + 6, out);
+        return;
+    case KERN_Q5_1:
+        q45(read_f16(p), read_f16(p + 2), 0, read_u32(p + 4), p + 8, out);
+        return;
+    case KERN_Q4_K:
+        q45_k(p, NULL, p + 16, out);
+        return;
+    case KERN_Q5_K:
+        q45_k(p, p + 16, p + 48, out);
+        return;
+    case KERN_Q6_K:
+        q6_k(p, out);
+        return;
+    case KERN_N_DTYPES:
+        break;
     }
     ASSERT(!"a dtype");
 }

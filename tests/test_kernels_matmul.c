@@ -1,9 +1,10 @@
-/* Goal: products are right, follow their law to the bit, and a row's bits depend on nothing but the row.
- * Method: every dtype over shapes that are odd in every direction, on every instruction set that this machine
- * has: (1) the reference table equals a naive double loop over dequantised weights; (2) the fast tables are
- * within the bound of 8-bit activations of it; (3) they equal a model of the law (kernels/cpu/formats.h)
- * that is written here from kern_dequantize alone; (4) rows are compared byte for byte over row counts,
- * places, classes and threads. Dequantisation is held against goldens of the Python package gguf. */
+/* Goal: products are right, follow their law to the bit, and a row's bits depend on nothing but the
+ * row. Method: every dtype over shapes that are odd in every direction, on every instruction set
+ * that this machine has: (1) the reference table equals a naive double loop over dequantised
+ * weights; (2) the fast tables are within the bound of 8-bit activations of it; (3) they equal a
+ * model of the law (kernels/cpu/formats.h) that is written here from kern_dequantize alone; (4)
+ * rows are compared byte for byte over row counts, places, classes and threads. Dequantisation is
+ * held against goldens of the Python package gguf. */
 #include "tests/harness.h"
 
 #include <float.h>
@@ -19,7 +20,9 @@
 
 /* ---- Material ------------------------------------------------------------------------------ */
 
-static uint32_t draw(uint64_t seed, size_t i) { return rng_u32(seed, i / 4, RNG_TEST, i % 4); }
+static uint32_t draw(uint64_t seed, size_t i) {
+    return rng_u32(seed, i / 4, RNG_TEST, i % 4);
+}
 
 /* In (-1, 1). */
 static float draw_signed(uint64_t seed, size_t i) {
@@ -54,7 +57,8 @@ static uint8_t *make_weights(enum kern_dtype t, int rows, int cols, uint64_t see
         else if (t == KERN_BF16) block[0] = (uint8_t)(bits >> 16), block[1] = (uint8_t)(bits >> 24);
         scale_offsets(t, at);
         for (int s = 0; s < 2; s++)
-            if (at[s] >= 0) put_f16(block + at[s], 0.01f * draw_signed(seed + 2, 2 * b + (size_t)s));
+            if (at[s] >= 0)
+                put_f16(block + at[s], 0.01f * draw_signed(seed + 2, 2 * b + (size_t)s));
     }
     return p;
 }
@@ -99,8 +103,8 @@ static void rig_weight(struct rig *g, enum kern_dtype t, int rows, int cols, con
     assert_int_equal(g->w.bytes, bytes);
 }
 
-/* out[n_gen + n_prompt][rows] = x W^T. The act buffer is exactly as large as act_bytes says and starts as
- * garbage; so does out, with a guard before and behind each row. */
+/* out[n_gen + n_prompt][rows] = x W^T. The act buffer is exactly as large as act_bytes says and
+ * starts as garbage; so does out, with a guard before and behind each row. */
 static void rig_matmul(struct rig *g, struct kern_rows rows, const float *x, float *out) {
     int n = rows.n_gen + rows.n_prompt, stride = g->w.rows + 5;
     size_t bytes = g->k->ops->act_bytes(g->k, rows, g->w.cols);
@@ -204,7 +208,8 @@ static void test_matmul_embed_is_exact(void) {
                         float v = r < rows ? want[(size_t)token[r] * (size_t)cols + (size_t)c] : 0;
                         if (got[r * cols + c] != v)
                             fail_msg("%s row %d col %d: %a, file %a",
-                                     kern_dtype_name((enum kern_dtype)t), r, c, got[r * cols + c], v);
+                                     kern_dtype_name((enum kern_dtype)t), r, c, got[r * cols + c],
+                                     v);
                     }
                 free(src);
                 free(want);
@@ -223,9 +228,9 @@ struct expected {
     float law;             /* the law's result */
 };
 
-/* The stored integers, scales and minimum of one block of 32, from kern_dequantize alone: a copy of the
- * file's block with d = 1, minimum 0 gives sc * (u - offset); with values of 1 it gives sc; d = 0,
- * dmin = 1 gives -mn. */
+/* The stored integers, scales and minimum of one block of 32, from kern_dequantize alone: a copy of
+ * the file's block with d = 1, minimum 0 gives sc * (u - offset); with values of 1 it gives sc; d =
+ * 0, dmin = 1 gives -mn. */
 struct law_block {
     int value[32];
     float dw[2], mw;
@@ -311,8 +316,9 @@ static struct expected expect(enum kern_dtype t, const uint8_t *row, int cols, c
     return e;
 }
 
-/* The law binds generated rows of every table, and prompt rows but where AMX multiplies bf16 by bf16 (two
- * roundings of 2^-8 each a product). Sums of f32 lose at most (terms + 2) * 2^-24 of the magnitude. */
+/* The law binds generated rows of every table, and prompt rows but where AMX multiplies bf16 by
+ * bf16 (two roundings of 2^-8 each a product). Sums of f32 lose at most (terms + 2) * 2^-24 of the
+ * magnitude. */
 static void check_product(const char *isa, enum kern_dtype t, int rows, int cols) {
     enum { N = 7 };
     struct rig g;
@@ -325,20 +331,21 @@ static void check_product(const char *isa, enum kern_dtype t, int rows, int cols
     bool reference = !strcmp(isa, "reference");
     for (int r = 0; r < N; r++)
         for (int i = 0; i < rows; i++) {
-            struct expected e = expect(t, src + (size_t)i * row_bytes, cols, x + (size_t)r * (size_t)cols);
+            struct expected e =
+                expect(t, src + (size_t)i * row_bytes, cols, x + (size_t)r * (size_t)cols);
             float got = out[r * rows + i];
             bool amx_prompt = r >= 3 && !strcmp(isa, "amx");
             if (reference && got != (float)e.sum)
-                fail_msg("reference %s %dx%d row %d out %d: %a, naive %a", kern_dtype_name(t), rows, cols,
-                         r, i, got, (float)e.sum);
+                fail_msg("reference %s %dx%d row %d out %d: %a, naive %a", kern_dtype_name(t), rows,
+                         cols, r, i, got, (float)e.sum);
             if (!reference && !amx_prompt && got != e.law)
-                fail_msg("%s %s %dx%d row %d out %d: %a, law %a", isa, kern_dtype_name(t), rows, cols, r,
-                         i, got, e.law);
+                fail_msg("%s %s %dx%d row %d out %d: %a, law %a", isa, kern_dtype_name(t), rows,
+                         cols, r, i, got, e.law);
             double bound = e.int8_bound + e.magnitude * (double)(cols + 2) * 0x1p-24;
             if (amx_prompt) bound = e.magnitude * (0x1p-7 + 0x1p-16 + (double)(cols + 2) * 0x1p-24);
             if (!(fabs((double)got - e.sum) <= bound + 1e-12))
-                fail_msg("%s %s %dx%d row %d out %d: %g, exact %g, bound %g", isa, kern_dtype_name(t),
-                         rows, cols, r, i, got, e.sum, bound);
+                fail_msg("%s %s %dx%d row %d out %d: %g, exact %g, bound %g", isa,
+                         kern_dtype_name(t), rows, cols, r, i, got, e.sum, bound);
         }
     free(src);
     free(x);
@@ -355,15 +362,27 @@ static void check_products(const char *isa) {
     }
 }
 
-static void test_matmul_reference_is_naive_double(void) { check_products("reference"); }
-static void test_matmul_plain_follows_law(void) { check_products("plain"); }
-static void test_matmul_avx2_follows_law(void) { check_products("avx2"); }
-static void test_matmul_avxvnni_follows_law(void) { check_products("avxvnni"); }
-static void test_matmul_avx512_follows_law(void) { check_products("avx512"); }
-static void test_matmul_amx_within_bound(void) { check_products("amx"); }
+static void test_matmul_reference_is_naive_double(void) {
+    check_products("reference");
+}
+static void test_matmul_plain_follows_law(void) {
+    check_products("plain");
+}
+static void test_matmul_avx2_follows_law(void) {
+    check_products("avx2");
+}
+static void test_matmul_avxvnni_follows_law(void) {
+    check_products("avxvnni");
+}
+static void test_matmul_avx512_follows_law(void) {
+    check_products("avx512");
+}
+static void test_matmul_amx_within_bound(void) {
+    check_products("amx");
+}
 
-/* The largest integers that each format allows: weights and activations at their extremes, both signs.
- * Sums of int16 pairs must not saturate. */
+/* The largest integers that each format allows: weights and activations at their extremes, both
+ * signs. Sums of int16 pairs must not saturate. */
 static void test_matmul_extremes_do_not_saturate(void) {
     for (int s = 0; s < N_FAST; s++)
         for (int t = KERN_Q8_0; t < KERN_N_DTYPES; t++)
@@ -401,8 +420,8 @@ static void test_matmul_extremes_do_not_saturate(void) {
 
 /* ---- One row, one result -------------------------------------------------------------------- */
 
-/* Rows 0..63 alone, then any number of them from any place, in either class, with rows of the other class
- * beside them, on 1, 2 and 3 threads. */
+/* Rows 0..63 alone, then any number of them from any place, in either class, with rows of the other
+ * class beside them, on 1, 2 and 3 threads. */
 static void check_rows(const char *isa, enum kern_dtype t, int rows, int cols) {
     enum { N = 64 };
     static const int counts[] = {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33, 63, 64};
@@ -416,7 +435,8 @@ static void check_rows(const char *isa, enum kern_dtype t, int rows, int cols) {
         rig_weight(&g, t, rows, cols, src);
         for (int cls = 0; cls < 2 && threads == 1; cls++)
             for (int r = 0; r < N; r++)
-                rig_matmul(&g, cls ? (struct kern_rows){.n_prompt = 1} : (struct kern_rows){.n_gen = 1},
+                rig_matmul(&g,
+                           cls ? (struct kern_rows){.n_prompt = 1} : (struct kern_rows){.n_gen = 1},
                            x + (size_t)r * (size_t)cols, alone[cls] + (size_t)r * (size_t)rows);
         for (size_t c = threads == 1 ? 0 : (size_t)threads; c < sizeof counts / sizeof *counts;
              c += threads == 1 ? 1 : 3)
@@ -424,11 +444,13 @@ static void check_rows(const char *isa, enum kern_dtype t, int rows, int cols) {
                 int n = counts[c], first = (int)draw(5, c) % (N - n + 1);
                 if (first < 0) first = -first;
                 int gen = split == 0 ? n : split == 1 ? 0 : n / 3;
-                rig_matmul(&g, (struct kern_rows){gen, n - gen}, x + (size_t)first * (size_t)cols, out);
+                rig_matmul(&g, (struct kern_rows){gen, n - gen}, x + (size_t)first * (size_t)cols,
+                           out);
                 for (int r = 0; r < n; r++)
                     if (memcmp(out + (size_t)r * (size_t)rows,
                                alone[r >= gen] + (size_t)(first + r) * (size_t)rows, row))
-                        fail_msg("%s %s: row %d of %d (%d generated, %d threads) differs from itself alone",
+                        fail_msg("%s %s: row %d of %d (%d generated, %d threads) differs from "
+                                 "itself alone",
                                  isa, kern_dtype_name(t), r, n, gen, threads);
             }
         rig_close(&g);
@@ -450,7 +472,8 @@ static void test_matmul_row_bits_depend_on_row_only(void) {
 /* ---- Hostile numbers ------------------------------------------------------------------------ */
 
 static void test_matmul_zero_nan_inf_denormal(void) {
-    static const float bad[] = {0.f, -0.f, NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 1e-40f, FLT_MIN};
+    static const float bad[] = {0.f,     -0.f,     NAN,    INFINITY, -INFINITY,
+                                FLT_MAX, -FLT_MAX, 1e-40f, FLT_MIN};
     enum { N = 9, ROWS = 19, COLS = 256 };
     for (int s = -1; s < N_FAST; s++)
         for (int t = 0; t < KERN_N_DTYPES; t++) {
@@ -468,10 +491,12 @@ static void test_matmul_zero_nan_inf_denormal(void) {
             for (int r = 0; r < 2 * N; r++)
                 for (int i = 0; i < ROWS; i++) {
                     float v = out[r * ROWS + i], b = bad[r % N];
-                    /* A weight of zero times infinity is NaN as well, so a non-finite x never hides. */
+                    /* A weight of zero times infinity is NaN as well, so a non-finite x never
+                     * hides. */
                     if (!isfinite(b) && isfinite(v)) fail_msg("%g in, %g out", b, v);
                     if (b == 0 && v != 0) fail_msg("zeros in, %g out", v);
-                    if (isfinite(b) && fabsf(b) < 1 && !isfinite(v)) fail_msg("%g in, %g out", b, v);
+                    if (isfinite(b) && fabsf(b) < 1 && !isfinite(v))
+                        fail_msg("%g in, %g out", b, v);
                 }
             free(src);
             free(x);
@@ -482,11 +507,11 @@ static void test_matmul_zero_nan_inf_denormal(void) {
 
 /* ---- Packing with the arithmetic before it --------------------------------------------------- */
 
-/* One product of 5 generated and 4 prompt rows, packed by `how`: 0 norm_pack, 1 pack of its `normed`, 2
- * gate_pack. x is [9][cols], gate_up [9][2 cols]. */
+/* One product of 5 generated and 4 prompt rows, packed by `how`: 0 norm_pack, 1 pack of its
+ * `normed`, 2 gate_pack. x is [9][cols], gate_up [9][2 cols]. */
 enum { PACK_N = 9, PACK_ROWS = 24, PACK_COLS = 96 };
-static void packed_product(struct rig *g, int how, float *x, const float *delta, const float *weight,
-                           const float *gate_up, float *normed, float *out) {
+static void packed_product(struct rig *g, int how, float *x, const float *delta,
+                           const float *weight, const float *gate_up, float *normed, float *out) {
     struct kern_rows rows = {5, 4};
     const struct kern_ops *ops = g->k->ops;
     size_t bytes = ops->act_bytes(g->k, rows, PACK_COLS);
@@ -499,9 +524,9 @@ static void packed_product(struct rig *g, int how, float *x, const float *delta,
     free(act.data);
 }
 
-/* x + delta in place, RMSNorm against doubles (16 partial sums of f32: 100 terms of 2^-24), the packed form
- * equal to packing what was returned, silu(gate) * up through an identity matrix, one and three threads
- * alike. */
+/* x + delta in place, RMSNorm against doubles (16 partial sums of f32: 100 terms of 2^-24), the
+ * packed form equal to packing what was returned, silu(gate) * up through an identity matrix, one
+ * and three threads alike. */
 static void test_matmul_norm_and_gate_pack(void) {
     float *delta = make_rows(PACK_N, PACK_COLS, 71), *weight = make_rows(1, PACK_COLS, 72);
     float *gate_up = make_rows(PACK_N, 2 * PACK_COLS, 73), *x0 = make_rows(PACK_N, PACK_COLS, 70);
@@ -534,7 +559,8 @@ static void test_matmul_norm_and_gate_pack(void) {
             for (int r = 0; r < PACK_N; r++)
                 for (int i = 0; i < PACK_ROWS; i++) {
                     const float *in = gate_up + r * 2 * PACK_COLS + 4 * i;
-                    double gate = (double)in[0], want = gate / (1 + exp(-gate)) * (double)in[PACK_COLS];
+                    double gate = (double)in[0],
+                           want = gate / (1 + exp(-gate)) * (double)in[PACK_COLS];
                     /* AMX has 8 bits for a product's operand. */
                     assert_near(out[2][r * PACK_ROWS + i], want, fabs(want) * 0x1p-8 + 1e-6);
                 }
@@ -605,7 +631,8 @@ const struct test tests[] = {
     {"matmul_avx512_follows_law", TEST_QUICK, 20000, test_matmul_avx512_follows_law},
     {"matmul_amx_within_bound", TEST_QUICK, 20000, test_matmul_amx_within_bound},
     {"matmul_extremes_do_not_saturate", TEST_QUICK, 20000, test_matmul_extremes_do_not_saturate},
-    {"matmul_row_bits_depend_on_row_only", TEST_QUICK, 120000, test_matmul_row_bits_depend_on_row_only},
+    {"matmul_row_bits_depend_on_row_only", TEST_QUICK, 120000,
+     test_matmul_row_bits_depend_on_row_only},
     {"matmul_zero_nan_inf_denormal", TEST_QUICK, 20000, test_matmul_zero_nan_inf_denormal},
     {"matmul_norm_and_gate_pack", TEST_QUICK, 10000, test_matmul_norm_and_gate_pack},
     {"matmul_open_and_memory", TEST_QUICK, 10000, test_matmul_open_and_memory},

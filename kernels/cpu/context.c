@@ -66,8 +66,12 @@ static bool has_avx512(void) {
 #endif
 }
 
-static bool has_amx(void) { return has_avx512() && amx_permitted(); }
-static bool has_plain(void) { return true; }
+static bool has_amx(void) {
+    return has_avx512() && amx_permitted();
+}
+static bool has_plain(void) {
+    return true;
+}
 
 /* Best first; `amx` is avx512 with matrix tiles. */
 static const struct choice {
@@ -153,8 +157,8 @@ static size_t read_stat(const char *path, const char *key) {
     return (size_t)found;
 }
 
-/* Folder of this process's cgroup v2 and all its parents may limit memory; each is looked at. Page cache
- * that the kernel would give back counts as free. */
+/* Folder of this process's cgroup v2 and all its parents may limit memory; each is looked at. Page
+ * cache that the kernel would give back counts as free. */
 static void cgroup_memory(size_t *total, size_t *available) {
     char path[PATH_MAX] = "", file[PATH_MAX + 64];
     FILE *f = fopen("/proc/self/cgroup", "re");
@@ -200,7 +204,8 @@ void cpu_info(const struct kern *k, struct kern_device_info *out) {
     const struct cpu_ctx *c = cpu_ctx(k);
     memset(out, 0, sizeof *out);
     int n = threads_n(c->threads);
-    snprintf(out->name, sizeof out->name, "CPU %s; %d thread%s", isa_title(c), n, n == 1 ? "" : "s");
+    snprintf(out->name, sizeof out->name, "CPU %s; %d thread%s", isa_title(c), n,
+             n == 1 ? "" : "s");
     out->memory_bytes = meminfo("MemTotal");
     out->free_bytes = meminfo("MemAvailable");
     cgroup_memory(&out->memory_bytes, &out->free_bytes);
@@ -217,7 +222,8 @@ int cpu_reserve(struct kern *k, size_t bytes, void **out, struct err *e) {
     uint8_t *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return err_raise(e, E_NOMEM, "reserve: the system refuses %zu bytes", bytes);
-    /* Start on a 2 MiB border: weights are read end to end, huge pages save most of the TLB misses. */
+    /* Start on a 2 MiB border: weights are read end to end, huge pages save most of the TLB misses.
+     */
     uint8_t *block = (uint8_t *)align_up((uintptr_t)p + 64, PAGE_2M);
     madvise(block, bytes, MADV_HUGEPAGE);
     ((size_t *)(void *)block)[-1] = total;

@@ -5,8 +5,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* A thread's scratch: holds one f32 row (so it bounds cols) or what a matmul shares keep. Touched only where
- * used, so the rest costs no memory. */
+/* A thread's scratch: holds one f32 row (so it bounds cols) or what a matmul shares keep. Touched
+ * only where used, so the rest costs no memory. */
 enum { CPU_SCRATCH_BYTES = 1 << 20, CPU_MAX_COLS = CPU_SCRATCH_BYTES / 8 };
 
 extern const struct kern_ops cpu_ops;

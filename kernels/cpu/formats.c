@@ -68,11 +68,21 @@ static void raw_q6_k(const uint8_t *p, struct raw *r) {
 static void raw_load(enum kern_dtype t, const uint8_t *p, struct raw *r) {
     memcpy(r->d, p, 4);
     switch (t) {
-    case KERN_Q8_0: memcpy(r->value, p + 2, 32); return;
-    case KERN_Q4_0: raw_q45(p + 2, NULL, r->value); return;
-    case KERN_Q4_1: raw_q45(p + 4, NULL, r->value); return;
-    case KERN_Q5_0: raw_q45(p + 6, p + 2, r->value); return;
-    case KERN_Q5_1: raw_q45(p + 8, p + 4, r->value); return;
+    case KERN_Q8_0:
+        memcpy(r->value, p + 2, 32);
+        return;
+    case KERN_Q4_0:
+        raw_q45(p + 2, NULL, r->value);
+        return;
+    case KERN_Q4_1:
+        raw_q45(p + 4, NULL, r->value);
+        return;
+    case KERN_Q5_0:
+        raw_q45(p + 6, p + 2, r->value);
+        return;
+    case KERN_Q5_1:
+        raw_q45(p + 8, p + 4, r->value);
+        return;
     case KERN_Q4_K:
         raw_k_scales(p + 4, r);
         raw_q45_k(p + 16, NULL, r->value);
@@ -81,15 +91,18 @@ static void raw_load(enum kern_dtype t, const uint8_t *p, struct raw *r) {
         raw_k_scales(p + 4, r);
         raw_q45_k(p + 48, p + 16, r->value);
         return;
-    case KERN_Q6_K: raw_q6_k(p, r); return;
-    default: ASSERT(!"a quantised type");
+    case KERN_Q6_K:
+        raw_q6_k(p, r);
+        return;
+    default:
+        ASSERT(!"a quantised type");
     }
 }
 
 /* ---- Into a panel --------------------------------------------------------------------------- */
 
-/* Values of one block of 32 of row `lane` into the block's vectors: a group of four is one word of each
- * vector, so all four bytes move at once (which end comes first does not matter to them). */
+/* Values of one block of 32 of row `lane` into the block's vectors: a group of four is one word of
+ * each vector, so all four bytes move at once (which end comes first does not matter to them). */
 static void put_values(const struct cpu_format *f, int P, int lane, const uint8_t *value,
                        uint8_t *block) {
     uint32_t v[8], word;
@@ -170,12 +183,14 @@ static void pack_panel(const struct kern_weight *w, uint8_t *panel, const uint8_
 void cpu_format_pack(const struct kern_weight *w, void *dst, const void *src, int P, int begin,
                      int end) {
     size_t bytes = cpu_panel_bytes(w->dtype, w->cols, P);
-    for (int i = begin; i < end; i++) pack_panel(w, (uint8_t *)dst + (size_t)i * bytes, src, P, i * P);
+    for (int i = begin; i < end; i++)
+        pack_panel(w, (uint8_t *)dst + (size_t)i * bytes, src, P, i * P);
 }
 
 /* ---- Out of a panel ------------------------------------------------------------------------- */
 
-static int get_value(const struct cpu_format *f, size_t vec, const uint8_t *block, int lane, int k) {
+static int get_value(const struct cpu_format *f, size_t vec, const uint8_t *block, int lane,
+                     int k) {
     int g = k / 4;
     const uint8_t *at = block + lane * 4 + k % 4;
     if (f->low == 8) return (int8_t)at[(size_t)g * vec];
@@ -230,13 +245,14 @@ void cpu_format_block(enum kern_dtype t, int cols, int P, const void *panel, int
 
 void cpu_format_row(const struct kern_weight *w, int P, int row, float *out) {
     const struct cpu_format *f = &cpu_formats[w->dtype];
-    const uint8_t *panel = (const uint8_t *)w->data +
-                           (size_t)(row / P) * cpu_panel_bytes(w->dtype, w->cols, P);
+    const uint8_t *panel =
+        (const uint8_t *)w->data + (size_t)(row / P) * cpu_panel_bytes(w->dtype, w->cols, P);
     int lane = row % P;
     if (f->block == 1) {
         size_t e = (size_t)f->element;
         for (int k = 0; k < w->cols; k++)
-            kern_dequantize(w->dtype, panel + ((size_t)k * (size_t)P + (size_t)lane) * e, out + k, 1);
+            kern_dequantize(w->dtype, panel + ((size_t)k * (size_t)P + (size_t)lane) * e, out + k,
+                            1);
         return;
     }
     const uint8_t *scales = panel + cpu_panel_scales(w->dtype, w->cols, P);

@@ -9,14 +9,15 @@
  * CPU_AVXVNNI, VPDPBUSD adds four products of bytes to an int32 in one operation (client machines
  * without AVX-512 have it), and none of what follows about int16 matters.
  *
- * Four bits: VPMADDUBSW multiplies 4 columns of 8 outputs (unsigned) by 4 activations (signed, broadcast by
- * the load port) into pairs of int16. A pair is at most 2 * 15 * 127, so all 8 groups of a block sum in int16
- * (30,480) before one VPMADDWD makes int32 of them: two operations for 32 products. 5 bits: two sums of 4
- * groups (31,496). 6 bits: sums of 2 groups (32,004). 8 bits: a byte is split into its nibbles and both
- * halves go like four bits; that is one operation in six fewer than the sign trick and never saturates.
+ * Four bits: VPMADDUBSW multiplies 4 columns of 8 outputs (unsigned) by 4 activations (signed,
+ * broadcast by the load port) into pairs of int16. A pair is at most 2 * 15 * 127, so all 8 groups
+ * of a block sum in int16 (30,480) before one VPMADDWD makes int32 of them: two operations for 32
+ * products. 5 bits: two sums of 4 groups (31,496). 6 bits: sums of 2 groups (32,004). 8 bits: a
+ * byte is split into its nibbles and both halves go like four bits; that is one operation in six
+ * fewer than the sign trick and never saturates.
  *
- * Up to MAX_ROWS rows share a panel's loads and unpacking. Each row's operations are the same whatever the
- * number of rows, so are its bits. */
+ * Up to MAX_ROWS rows share a panel's loads and unpacking. Each row's operations are the same
+ * whatever the number of rows, so are its bits. */
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
@@ -24,8 +25,8 @@
 enum {
     P = 8,
     MAX_ROWS = 6,
-    PANELS = 4,       /* whose values stay in L1 while blocks of rows pass by */
-    PREFETCH = 1536,  /* bytes ahead; about what memory delivers while a core works off one block */
+    PANELS = 4,      /* whose values stay in L1 while blocks of rows pass by */
+    PREFETCH = 1536, /* bytes ahead; about what memory delivers while a core works off one block */
 };
 
 /* n rows (at most MAX_ROWS) of packed activations against one panel. */
@@ -36,7 +37,9 @@ struct task {
     int cols;
 };
 
-INLINE __m256i load(const uint8_t *p) { return _mm256_load_si256((const __m256i *)(const void *)p); }
+INLINE __m256i load(const uint8_t *p) {
+    return _mm256_load_si256((const __m256i *)(const void *)p);
+}
 
 INLINE __m256i broadcast4(const uint8_t *p) {
     int32_t v;
@@ -46,16 +49,27 @@ INLINE __m256i broadcast4(const uint8_t *p) {
 
 /* s + u * q over 4 columns of 8 outputs: in pairs of int16, of which finish() makes int32. */
 #ifdef CPU_AVXVNNI
-INLINE __m256i mac(__m256i s, __m256i u, __m256i q) { return _mm256_dpbusd_avx_epi32(s, u, q); }
-INLINE __m256i finish(__m256i s) { return s; }
-#else
+enum { INT16_SUMS = 0 };
 INLINE __m256i mac(__m256i s, __m256i u, __m256i q) {
-    return _mm256_add_epi16(s, _mm256_maddubs_epi16(u, q));
+    return _mm256_dpbusd_avx_epi32(s, u, q);
 }
-INLINE __m256i finish(__m256i s) { return _mm256_madd_epi16(s, _mm256_set1_epi16(1)); }
+INLINE __m256i finish(__m256i s) {
+    return s;
+}
+#else
+enum { INT16_SUMS = 1 };
+INLINE __m256i mac(__m256i s, __m256i u, __m256i q) {
+    s = _mm256_add_epi16(s, _mm256_maddubs_epi16(u, q));
+    /* Sums stay chains: gcc would turn them into trees whose leaves do not fit in 16 registers. */
+    __asm__("" : "+x"(s));
+    return s;
+}
+INLINE __m256i finish(__m256i s) {
+    return _mm256_madd_epi16(s, _mm256_set1_epi16(1));
+}
 #endif
 
-/* ---- Integer dots of one block: dot[r] for R rows; q points at row 0's bytes of the block ------ */
+/* ---- Integer dots of one block: dot[r] for R rows; q points at row 0's bytes ---------------- */
 
 INLINE void dot_4(const int R, const uint8_t *p, const uint8_t *q, size_t stride, __m256i *dot) {
     const __m256i low = _mm256_set1_epi8(15);
@@ -76,7 +90,9 @@ INLINE void dot_5(const int R, const uint8_t *p, const uint8_t *q, size_t stride
     const __m256i high = load(p + 128);
     __m256i s[MAX_ROWS];
     UNROLL for (int half = 0; half < 2; half++) {
-        UNROLL for (int r = 0; r < R; r++) s[r] = _mm256_setzero_si256();
+        UNROLL for (int r = 0; r < R; r++) {
+            if (half == 0 || INT16_SUMS) s[r] = _mm256_setzero_si256();
+        }
         UNROLL for (int v = 0; v < 4; v++) {
             __m256i x = load(p + 32 * v), h;
             if (half) {
@@ -84,12 +100,13 @@ INLINE void dot_5(const int R, const uint8_t *p, const uint8_t *q, size_t stride
                 h = _mm256_srli_epi16(high, v);
             } else h = _mm256_slli_epi16(high, 4 - v);
             x = _mm256_or_si256(_mm256_and_si256(x, low), _mm256_and_si256(h, bit));
-            UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int r = 0; r < R; r++) {
                 s[r] = mac(s[r], x, broadcast4(q + (size_t)r * stride + 16 * half + 4 * v));
+            }
         }
         UNROLL for (int r = 0; r < R; r++) {
-            __m256i d = finish(s[r]);
-            dot[r] = half ? _mm256_add_epi32(dot[r], d) : d;
+            if (!INT16_SUMS || half == 0) dot[r] = finish(s[r]);
+            else dot[r] = _mm256_add_epi32(dot[r], finish(s[r]));
         }
     }
 }
@@ -127,8 +144,9 @@ INLINE void dot_8(const int R, const uint8_t *p, const uint8_t *q, size_t stride
     UNROLL for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
     UNROLL for (int g = 0; g < 8; g++) {
         __m256i x = _mm256_xor_si256(load(p + 32 * g), sign);
-        UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int r = 0; r < R; r++) {
             dot[r] = mac(dot[r], x, broadcast4(q + (size_t)r * stride + 4 * g));
+        }
     }
 }
 #else /* w + 128 = 16 hi + lo */
@@ -145,8 +163,9 @@ INLINE void dot_8(const int R, const uint8_t *p, const uint8_t *q, size_t stride
             s[r] = mac(s[r], hi, a);
         }
     }
-    UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int r = 0; r < R; r++) {
         dot[r] = _mm256_add_epi32(finish(dot[r]), _mm256_madd_epi16(s[r], _mm256_set1_epi16(16)));
+    }
 }
 #endif
 
@@ -156,17 +175,20 @@ INLINE __m256 load_f16(const uint8_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 INLINE __m256 load_u8(const uint8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 INLINE __m256 load_i8(const uint8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
 INLINE __m256 broadcast_f32(const uint8_t *p) {
     return _mm256_broadcast_ss((const float *)(const void *)p);
 }
 
-/* acc += dot * dw * da for R rows, the stored values' offset (1 << shift) taken off in the integers. */
+/* acc += dot * dw * da for R rows, the stored values' offset (1 << shift) taken off in the
+ * integers. */
 INLINE void add_scaled(const int R, const int shift, __m256 *acc, const __m256i *dot, __m256 dw,
                        const uint8_t *da, const uint8_t *sum, size_t stride) {
     UNROLL for (int r = 0; r < R; r++) {
@@ -182,10 +204,10 @@ INLINE void quantised(const enum kern_dtype t, const int R, const struct task *j
     const bool k_type = t == KERN_Q4_K || t == KERN_Q5_K || t == KERN_Q6_K;
     const bool min = t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K;
     const int shift = t == KERN_Q4_0 ? 3 : t == KERN_Q5_0 ? 4 : t == KERN_Q8_0 ? 7 : 0;
-    const size_t block_bytes = t == KERN_Q8_0                                            ? 256
-                               : t == KERN_Q6_K                                          ? 192
+    const size_t block_bytes = t == KERN_Q8_0                                       ? 256
+                               : t == KERN_Q6_K                                     ? 192
                                : t == KERN_Q4_0 || t == KERN_Q4_1 || t == KERN_Q4_K ? 128
-                                                                                         : 160;
+                                                                                    : 160;
     const size_t record = t == KERN_Q6_K ? 18 * P : k_type ? 20 * P : min ? 4 * P : 2 * P;
     const struct law_row l = j->l;
     const uint8_t *p = j->values, *scales = j->scales, *act = j->act;
@@ -193,15 +215,18 @@ INLINE void quantised(const enum kern_dtype t, const int R, const struct task *j
     for (int b = 0; b < l.blocks; b++, p += block_bytes) {
         const uint8_t *q = act + l.q + (size_t)b * 32, *at = act + (size_t)b * 4;
         __m256i dot[MAX_ROWS];
-        UNROLL for (size_t i = 0; i < block_bytes; i += 64)
+        UNROLL for (size_t i = 0; i < block_bytes; i += 64) {
             _mm_prefetch((const char *)p + PREFETCH + i, _MM_HINT_T0);
-        const uint8_t *rec = k_type ? scales + (size_t)(b / 8) * record : scales + (size_t)b * record;
+        }
+        const uint8_t *rec =
+            k_type ? scales + (size_t)(b / 8) * record : scales + (size_t)b * record;
         __m256 dw = load_f16(rec);
         if (t == KERN_Q6_K) {
             for (int h = 0; h < 2; h++) {
                 dot_6(R, h, p, q, l.bytes, dot);
-                add_scaled(R, 5, acc, dot, _mm256_mul_ps(dw, load_i8(rec + 16 + (2 * (b % 8) + h) * P)),
-                           at + l.da, at + l.half[h], l.bytes);
+                add_scaled(R, 5, acc, dot,
+                           _mm256_mul_ps(dw, load_i8(rec + 16 + (2 * (b % 8) + h) * P)), at + l.da,
+                           at + l.half[h], l.bytes);
             }
             continue;
         }
@@ -215,8 +240,9 @@ INLINE void quantised(const enum kern_dtype t, const int R, const struct task *j
         if (k_type)
             mw = _mm256_xor_ps(_mm256_mul_ps(mw, load_u8(rec + 96 + (b % 8) * P)),
                                _mm256_set1_ps(-0.f));
-        UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int r = 0; r < R; r++) {
             acc[r] = _mm256_fmadd_ps(mw, broadcast_f32(at + l.sa + (size_t)r * l.bytes), acc[r]);
+        }
     }
 }
 
@@ -246,8 +272,10 @@ INLINE void floats(const enum kern_dtype t, const int R, const struct task *j, _
     }
     if (k < j->cols) {
         __m256 w0 = load_weight(t, p);
-        UNROLL for (int r = 0; r < R; r++)
-            acc[r] = _mm256_fmadd_ps(w0, broadcast_f32(act + (size_t)k * 4 + (size_t)r * stride), acc[r]);
+        UNROLL for (int r = 0; r < R; r++) {
+            acc[r] = _mm256_fmadd_ps(w0, broadcast_f32(act + (size_t)k * 4 + (size_t)r * stride),
+                                     acc[r]);
+        }
     }
     UNROLL for (int r = 0; r < R; r++) acc[r] = _mm256_add_ps(acc[r], odd[r]);
 }
@@ -261,8 +289,11 @@ INLINE void store(const int R, const __m256 *acc, float *out, size_t out_stride,
         UNROLL for (int r = 0; r < R; r++) _mm256_storeu_ps(out + (size_t)r * out_stride, acc[r]);
         return;
     }
-    __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    UNROLL for (int r = 0; r < R; r++) _mm256_maskstore_ps(out + (size_t)r * out_stride, mask, acc[r]);
+    __m256i mask =
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    UNROLL for (int r = 0; r < R; r++) {
+        _mm256_maskstore_ps(out + (size_t)r * out_stride, mask, acc[r]);
+    }
 }
 
 #define PANEL(body, t, R)                                                                          \
@@ -291,8 +322,8 @@ PANELS_OF(quantised, Q5_K)
 PANELS_OF(quantised, Q6_K)
 
 #define ROW_OF(t)                                                                                  \
-    [KERN_##t] = {panel_##t##_1, panel_##t##_2, panel_##t##_3, panel_##t##_4, panel_##t##_5,       \
-                  panel_##t##_6}
+    [KERN_##t] = {panel_##t##_1, panel_##t##_2, panel_##t##_3,                                     \
+                  panel_##t##_4, panel_##t##_5, panel_##t##_6}
 static panel_fn *const panel_fns[KERN_N_DTYPES][MAX_ROWS] = {
     ROW_OF(F32),  ROW_OF(F16),  ROW_OF(BF16), ROW_OF(Q8_0), ROW_OF(Q4_0), ROW_OF(Q4_1),
     ROW_OF(Q5_0), ROW_OF(Q5_1), ROW_OF(Q4_K), ROW_OF(Q5_K), ROW_OF(Q6_K),
@@ -303,7 +334,8 @@ static panel_fn *const panel_fns[KERN_N_DTYPES][MAX_ROWS] = {
 static size_t weight_bytes(enum kern_dtype t, int rows, int cols) {
     return cpu_format_weight_bytes(t, rows, cols, P);
 }
-static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin, int end) {
+static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin,
+                        int end) {
     cpu_format_pack(w, dst, src, P, begin, end);
 }
 static void weight_row(const struct kern_weight *w, int row, float *out) {
@@ -321,11 +353,11 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
     law_pack_row(&l, cols, x, (uint8_t *)act + (size_t)r * l.bytes);
 }
 
-/* Rows in even parts of at most MAX_ROWS; a few panels at a time, so that both a part's activations and the
- * panels are read from L1 while prompts of many rows pass. */
+/* Rows in even parts of at most MAX_ROWS; a few panels at a time, so that both a part's activations
+ * and the panels are read from L1 while prompts of many rows pass. */
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
-                   const void *act, float *out, int out_stride, int out_offset, void *scratch, int idx,
-                   int n_threads) {
+                   const void *act, float *out, int out_stride, int out_offset, void *scratch,
+                   int idx, int n_threads) {
     (void)c, (void)cls, (void)scratch;
     int begin, end, parts = (n + MAX_ROWS - 1) / MAX_ROWS;
     size_t bytes = cpu_panel_bytes(w->dtype, w->cols, P), stride = (size_t)out_stride;

@@ -2,14 +2,15 @@
 
 #include <math.h>
 
-/* The law of formats.h in portable C: what a machine without our instruction sets runs, and what the others
- * are compared with, bit for bit. */
+/* The law of formats.h in portable C: what a machine without our instruction sets runs, and what
+ * the others are compared with, bit for bit. */
 
 enum { P = 8 };
 
-/* a * b + c rounded once. Without an FMA instruction the library's fmaf is slow; in double the product is
- * exact and the sum is rounded to 53 bits, so rounding that to f32 is right unless it lies exactly
- * between two floats (or the result is subnormal, where the border is elsewhere): then ask fmaf. */
+/* a * b + c rounded once. Without an FMA instruction the library's fmaf is slow; in double the
+ * product is exact and the sum is rounded to 53 bits, so rounding that to f32 is right unless it
+ * lies exactly between two floats (or the result is subnormal, where the border is elsewhere): then
+ * ask fmaf. */
 static inline float law_fma(float a, float b, float c) {
 #ifdef FP_FAST_FMAF
     return fmaf(a, b, c);
@@ -25,7 +26,8 @@ static inline float law_fma(float a, float b, float c) {
 static size_t weight_bytes(enum kern_dtype t, int rows, int cols) {
     return cpu_format_weight_bytes(t, rows, cols, P);
 }
-static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin, int end) {
+static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin,
+                        int end) {
     cpu_format_pack(w, dst, src, P, begin, end);
 }
 static void weight_row(const struct kern_weight *w, int row, float *out) {
@@ -77,12 +79,13 @@ static void panel_quantised(const struct kern_weight *w, const uint8_t *panel, c
     for (int b = 0; b < l.blocks; b++) {
         cpu_format_block(w->dtype, w->cols, P, panel, b, &block);
         for (int r = 0; r < n; r++)
-            block_times_row(&cpu_formats[w->dtype], &block, &l, act + (size_t)r * l.bytes, b, out[r]);
+            block_times_row(&cpu_formats[w->dtype], &block, &l, act + (size_t)r * l.bytes, b,
+                            out[r]);
     }
 }
 
-static void panel_float(const struct kern_weight *w, const uint8_t *panel, const uint8_t *act, int n,
-                        float out[ROWS][P]) {
+static void panel_float(const struct kern_weight *w, const uint8_t *panel, const uint8_t *act,
+                        int n, float out[ROWS][P]) {
     struct law_row l = law_row(w->cols);
     float odd[ROWS][P];
     for (int r = 0; r < n; r++)
@@ -102,8 +105,8 @@ static void panel_float(const struct kern_weight *w, const uint8_t *panel, const
 }
 
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
-                   const void *act, float *out, int out_stride, int out_offset, void *scratch, int idx,
-                   int n_threads) {
+                   const void *act, float *out, int out_stride, int out_offset, void *scratch,
+                   int idx, int n_threads) {
     (void)c, (void)cls, (void)scratch;
     int begin, end;
     size_t row_bytes = law_row(w->cols).bytes, bytes = cpu_panel_bytes(w->dtype, w->cols, P);
@@ -118,8 +121,8 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
             if (cpu_format_is_float(w->dtype)) panel_float(w, panel, a, rows, y);
             else panel_quantised(w, panel, a, rows, y);
             for (int j = 0; j < rows; j++)
-                memcpy(out + (size_t)(r + j) * (size_t)out_stride + (size_t)(out_offset + i * P), y[j],
-                       (size_t)lanes * sizeof(float));
+                memcpy(out + (size_t)(r + j) * (size_t)out_stride + (size_t)(out_offset + i * P),
+                       y[j], (size_t)lanes * sizeof(float));
         }
     }
 }

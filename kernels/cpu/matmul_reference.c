@@ -4,15 +4,16 @@
 
 #include "base/checked.h"
 
-/* The twin that everything is checked against: weights dequantised to f32 once, activations as they are,
- * every product summed in double in K order. Panels of one row; both classes alike. */
+/* The twin that everything is checked against: weights dequantised to f32 once, activations as they
+ * are, every product summed in double in K order. Panels of one row; both classes alike. */
 
 static size_t weight_bytes(enum kern_dtype t, int rows, int cols) {
     (void)t;
     return align_up((size_t)rows * (size_t)cols * sizeof(float), 64);
 }
 
-static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin, int end) {
+static void weight_pack(const struct kern_weight *w, void *dst, const void *src, int begin,
+                        int end) {
     size_t cols = (size_t)w->cols, row_bytes = kern_dtype_bytes(w->dtype, cols);
     for (int i = begin; i < end; i++)
         kern_dequantize(w->dtype, (const uint8_t *)src + (size_t)i * row_bytes,
@@ -36,14 +37,15 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
 }
 
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
-                   const void *act, float *out, int out_stride, int out_offset, void *scratch, int idx,
-                   int n_threads) {
+                   const void *act, float *out, int out_stride, int out_offset, void *scratch,
+                   int idx, int n_threads) {
     (void)c, (void)cls, (void)scratch;
     int begin, end, cols = w->cols;
     threads_split(w->rows, 1, idx, n_threads, &begin, &end);
     for (int i = begin; i < end; i++) {
         const float *row = (const float *)w->data + (size_t)i * (size_t)cols;
-        /* Four rows of activations at a time: four independent sums hide the latency of additions. */
+        /* Four rows of activations at a time: four independent sums hide the latency of additions.
+         */
         for (int r = 0; r < n; r += 4) {
             const float *x[4];
             double sum[4] = {0};
@@ -52,7 +54,8 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
             for (int k = 0; k < cols; k++)
                 for (int a = 0; a < 4; a++) sum[a] += (double)row[k] * (double)x[a][k];
             for (int a = 0; a < 4 && r + a < n; a++)
-                out[(size_t)(r + a) * (size_t)out_stride + (size_t)(out_offset + i)] = (float)sum[a];
+                out[(size_t)(r + a) * (size_t)out_stride + (size_t)(out_offset + i)] =
+                    (float)sum[a];
         }
     }
 }

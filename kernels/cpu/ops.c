@@ -4,15 +4,18 @@
 
 #include "base/err.h"
 
-/* Every operation: arguments checked, then one threads_run over the table's inner function. Splits are by
- * rows or by output panels, never inside a sum, so the number of threads cannot change a bit. */
+/* Every operation: arguments checked, then one threads_run over the table's inner function. Splits
+ * are by rows or by output panels, never inside a sum, so the number of threads cannot change a
+ * bit. */
 
 static int n_rows(struct kern_rows r) {
     ASSERT(r.n_gen >= 0 && r.n_prompt >= 0 && r.n_gen + r.n_prompt <= KERN_MAX_ROWS);
     return r.n_gen + r.n_prompt;
 }
 
-static void check_cols(int cols) { ASSERT(cols > 0 && cols <= CPU_MAX_COLS); }
+static void check_cols(int cols) {
+    ASSERT(cols > 0 && cols <= CPU_MAX_COLS);
+}
 
 /* A single unit is done by the caller: waking the team would cost more. */
 static void run_units(const struct cpu_ctx *c, int n, threads_fn *fn, void *arg) {
@@ -90,7 +93,8 @@ static void embed_share(void *arg, int idx, int n_threads) {
     threads_split(j->n, 1, idx, n_threads, &begin, &end);
     for (int r = begin; r < end; r++) {
         float *out = j->x + (size_t)r * (size_t)j->w->cols;
-        if (j->token[r] >= 0 && j->token[r] < j->w->rows) j->isa->weight_row(j->w, j->token[r], out);
+        if (j->token[r] >= 0 && j->token[r] < j->w->rows)
+            j->isa->weight_row(j->w, j->token[r], out);
         else memset(out, 0, (size_t)j->w->cols * sizeof *out);
     }
 }
@@ -137,8 +141,11 @@ static const float *pack_make_row(const struct pack_job *j, int r, float *scratc
         rw->norm(j->x + at, j->delta ? j->delta + at : NULL, j->weight, j->eps, j->cols, out);
         return out;
     }
-    case PACK_GATE: rw->gate(j->in + 2 * at, j->in + 2 * at + cols, j->cols, scratch); return scratch;
-    case PACK_PLAIN: break;
+    case PACK_GATE:
+        rw->gate(j->in + 2 * at, j->in + 2 * at + cols, j->cols, scratch);
+        return scratch;
+    case PACK_PLAIN:
+        break;
     }
     return j->in + at;
 }
@@ -168,11 +175,18 @@ static int pack_run(struct kern *k, struct pack_job *j, struct kern_act act) {
     return 0;
 }
 
-static int op_norm_pack(struct kern *k, struct kern_rows rows, int cols, float *x, const float *delta,
-                        const float *weight, float eps, struct kern_act act, float *normed) {
+static int op_norm_pack(struct kern *k, struct kern_rows rows, int cols, float *x,
+                        const float *delta, const float *weight, float eps, struct kern_act act,
+                        float *normed) {
     ASSERT(x && weight && cpu_ctx(k)->isa->rowwise);
-    struct pack_job j = {.rows = rows, .cols = cols, .x = x, .delta = delta, .weight = weight,
-                         .eps = eps, .normed = normed, .what = PACK_NORM};
+    struct pack_job j = {.rows = rows,
+                         .cols = cols,
+                         .x = x,
+                         .delta = delta,
+                         .weight = weight,
+                         .eps = eps,
+                         .normed = normed,
+                         .what = PACK_NORM};
     return pack_run(k, &j, act);
 }
 
