@@ -57,6 +57,7 @@ void connection__close(struct connection *c) {
     log_debug("connection %llu closed: %s", (unsigned long long)c->number,
               c->doom ? c->doom : "finished");
     while (c->streams) stream__free(c->streams);
+    prompt__forget(c);
     uv_close(&c->uv.handle, on_closed);
 }
 
@@ -179,7 +180,7 @@ static void press(struct connection *c) {
                   paused ? "paused" : "goes on", n);
         for (struct stream *st = c->streams; st; st = st->next) stream__pause(st, paused);
     }
-    read_from(c, !paused || c->finishing);
+    read_from(c, (!paused && !c->prompt) || c->finishing);
 }
 
 void connection__settle(struct connection *c) {
@@ -193,7 +194,7 @@ void connection__settle(struct connection *c) {
             return;
         }
         /* Requests that came while it was paused. */
-        if (c->paused || c->finishing || c->scanned == c->in.n) break;
+        if (c->paused || c->prompt || c->finishing || c->scanned == c->in.n) break;
         connection__process(c);
     }
     if (c->finishing && !c->shut && !c->closing && queued_bytes(c) == 0) {
@@ -254,7 +255,7 @@ void connection__process(struct connection *c) {
     size_t begin = 0; /* of the message in hand */
     while (!c->doom && !c->finishing && c->scanned < c->in.n) {
         /* Answers that pile up within one read count too. */
-        if (c->paused || waiting_bytes(c) > c->server->options.high_bytes) break;
+        if (c->paused || c->prompt || waiting_bytes(c) > c->server->options.high_bytes) break;
         size_t used;
         enum scan_result r = scan_feed(&c->scan, (const uint8_t *)c->in.data + c->scanned,
                                        c->in.n - c->scanned, &used);
@@ -310,7 +311,7 @@ void connection__tick(struct connection *c) {
         why = "a message without its end";
     } else if (c->shut_ms && now - c->shut_ms > LINGER_MS) {
         connection__doom(c, "finished");
-    } else if (o->idle_timeout_ms > 0 && !c->streams &&
+    } else if (o->idle_timeout_ms > 0 && !c->streams && !c->prompt &&
                now - c->heard_ms > (uint64_t)o->idle_timeout_ms) {
         why = "idle";
     }

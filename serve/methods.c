@@ -3,17 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/arena.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "serve/serve_private.h"
 
 enum {
-    MAX_CHAT_MESSAGES = 4096,
-    MAX_ROLE_BYTES = 32,
-    MAX_TOKENIZE_BYTES = 1 << 20, /* encoded on the loop: a tenth of a second at most */
-    TOKEN_LIMIT_FACTOR = 4,       /* a prompt's tokens are counted up to so many contexts */
+    MAX_TOKENIZE_BYTES = 1 << 20,
 };
 
 struct call {
@@ -23,16 +19,16 @@ struct call {
     uint32_t n;
 };
 
-static void invalid(const struct call *k, const char *name, const struct err *e) {
+void methods__invalid(struct connection *c, uint32_t id, const char *param, const struct err *e) {
     struct strbuf data = {0};
     msgpack_packer pk;
     rpc_packer(&pk, &data);
-    if (name) {
+    if (param) {
         rpc_pack_str(&pk, "param");
-        rpc_pack_str(&pk, name);
+        rpc_pack_str(&pk, param);
     }
-    k->c->server->counters.n_bad_requests++;
-    connection__error_data(k->c, k->id, rpc_code_of(e->code), e->message, &data, name != NULL);
+    c->server->counters.n_bad_requests++;
+    connection__error_data(c, id, rpc_code_of(e->code), e->message, &data, param != NULL);
     strbuf_deinit(&data);
 }
 
@@ -43,13 +39,13 @@ static bool read_params(const struct call *k, const char *usage, uint32_t n_posi
     const char *bad = NULL;
     if (k->n < n_positional || k->n > n_positional + 1) {
         err_raise(&e, E_INVALID, "%u parameters; the form is %s", k->n, usage);
-        invalid(k, NULL, &e);
+        methods__invalid(k->c, k->id, NULL, &e);
         return false;
     }
     if (k->n == n_positional) return true;
     if (params__read(table, out, &k->params[n_positional], k->c->server->salt_seed, &bad, &e) == 0)
         return true;
-    invalid(k, bad, &e);
+    methods__invalid(k->c, k->id, bad, &e);
     return false;
 }
 
@@ -115,31 +111,6 @@ static bool may_start(const struct call *k) {
     return true;
 }
 
-static size_t token_limit(const struct call *k) {
-    return (size_t)engine_context(k->c->server->engine) * TOKEN_LIMIT_FACTOR;
-}
-
-/* Encoding stopped at the limit: far beyond the context, the exact number does not matter. */
-static void encode_failed(const struct call *k, const struct err *e, size_t n) {
-    if (e->code != E_TOO_LONG) {
-        invalid(k, NULL, e);
-        return;
-    }
-    struct strbuf data = {0};
-    msgpack_packer pk;
-    int n_ctx = engine_context(k->c->server->engine);
-    char text[160];
-    rpc_packer(&pk, &data);
-    rpc_pack_str(&pk, "n_prompt");
-    msgpack_pack_uint64(&pk, n);
-    rpc_pack_str(&pk, "n_ctx");
-    msgpack_pack_int(&pk, n_ctx);
-    snprintf(text, sizeof text, "the prompt has more than %zu tokens, the context holds %d", n,
-             n_ctx);
-    connection__error_data(k->c, k->id, RPC_TOO_LONG, text, &data, 2);
-    strbuf_deinit(&data);
-}
-
 static bool read_token_ids(const struct call *k, const msgpack_object *o, struct tokens *out,
                            struct err *e) {
     int n_vocab = tokenizer_n_tokens(engine_tokenizer(k->c->server->engine));
@@ -162,124 +133,38 @@ static bool read_token_ids(const struct call *k, const msgpack_object *o, struct
 }
 
 static void generate(const struct call *k) {
-    struct engine *g = k->c->server->engine;
     struct request_options o;
-    struct tokens prompt = {.limit = token_limit(k)};
-    struct err e = {0};
     const char *text;
     size_t n;
     params__defaults(&o);
     if (!may_start(k) || !read_params(k, "generate [prompt, options]", 1, params__generate, &o))
         return;
     if (k->params[0].type == MSGPACK_OBJECT_ARRAY) {
-        if (!read_token_ids(k, &k->params[0], &prompt, &e)) {
-            invalid(k, "prompt", &e);
-            goto done;
-        }
+        struct tokens ids = {0};
+        struct err e = {0};
+        if (!read_token_ids(k, &k->params[0], &ids, &e))
+            methods__invalid(k->c, k->id, "prompt", &e);
+        else prompt__start(k->c, k->id, &o, ids.ids, ids.n);
+        tokens_deinit(&ids);
     } else if (rpc_text(&k->params[0], &text, &n)) {
-        unsigned flags = (o.add_special ? TOKENIZER_ADD_SPECIAL : 0u) |
-                         (o.parse_special ? TOKENIZER_PARSE_SPECIAL : 0u);
-        if (tokenizer_encode(engine_tokenizer(g), text, n, flags, &prompt, &e) != 0) {
-            encode_failed(k, &e, prompt.n);
-            goto done;
-        }
+        prompt__text(k->c, k->id, PROMPT_GENERATE, &o, text, n);
     } else {
+        struct err e = {0};
         err_raise(&e, E_INVALID, "prompt must be a str or an array of token ids, not %s",
                   rpc_type_name(&k->params[0]));
-        invalid(k, "prompt", &e);
-        goto done;
+        methods__invalid(k->c, k->id, "prompt", &e);
     }
-    if (prompt.n == 0) {
-        err_raise(&e, E_INVALID, "prompt is empty");
-        invalid(k, "prompt", &e);
-        goto done;
-    }
-    stream__start(k->c, k->id, &o, prompt.ids, (int)prompt.n);
-done:
-    tokens_deinit(&prompt);
-}
-
-/* One {role, content} map. Roles are copied for their NUL. */
-static int read_message(struct chat_message *m, const msgpack_object *o, uint32_t idx,
-                        struct arena *arena, struct err *e) {
-    if (o->type != MSGPACK_OBJECT_MAP)
-        return err_raise(e, E_INVALID, "messages[%u] must be a map, not %s", idx, rpc_type_name(o));
-    bool content = false;
-    for (uint32_t i = 0; i < o->via.map.size; i++) {
-        const msgpack_object *key = &o->via.map.ptr[i].key, *val = &o->via.map.ptr[i].val;
-        const char *s, *name = NULL;
-        size_t n;
-        if (rpc_text_is(key, "role")) name = "role";
-        else if (rpc_text_is(key, "content")) name = "content";
-        if (!name) {
-            rpc_text(key, &s, &n);
-            return err_raise(e, E_INVALID,
-                             "messages[%u] has a key \"%.*s\"; it takes role and content", idx,
-                             n > 64 ? 64 : (int)n, s);
-        }
-        if (!rpc_text(val, &s, &n))
-            return err_raise(e, E_INVALID, "messages[%u].%s must be a str, not %s", idx, name,
-                             rpc_type_name(val));
-        if (name[0] == 'c') {
-            m->content = s;
-            m->content_bytes = n;
-            content = true;
-            continue;
-        }
-        if (n > MAX_ROLE_BYTES || memchr(s, 0, n))
-            return err_raise(e, E_INVALID, "messages[%u].role is no role", idx);
-        m->role = arena_strndup(arena, s, n);
-        if (!m->role) return err_raise(e, E_NOMEM, "no memory for messages");
-    }
-    if (!m->role || !content)
-        return err_raise(e, E_INVALID, "messages[%u] needs role and content", idx);
-    return 0;
-}
-
-static int read_messages(struct chat_message **out, size_t *n_out, const msgpack_object *o,
-                         struct arena *arena, struct err *e) {
-    if (o->type != MSGPACK_OBJECT_ARRAY)
-        return err_raise(e, E_INVALID, "messages must be an array, not %s", rpc_type_name(o));
-    uint32_t n = o->via.array.size;
-    if (n < 1 || n > MAX_CHAT_MESSAGES)
-        return err_raise(e, E_RANGE, "%u messages, allowed is 1 to %d", n, MAX_CHAT_MESSAGES);
-    *out = arena_take_zeroed(arena, n, sizeof **out);
-    if (!*out) return err_raise(e, E_NOMEM, "no memory for messages");
-    for (uint32_t i = 0; i < n; i++) {
-        int rc = read_message(&(*out)[i], &o->via.array.ptr[i], i, arena, e);
-        if (rc != 0) return rc;
-    }
-    *n_out = n;
-    return 0;
 }
 
 static void chat(const struct call *k) {
     struct engine *g = k->c->server->engine;
     struct request_options o;
-    struct tokens prompt = {.limit = token_limit(k)};
-    struct chat_message *messages = NULL;
-    size_t n_messages = 0;
-    struct arena arena;
-    struct err e = {0};
     params__defaults(&o);
     if (!may_start(k) || !read_params(k, "chat [messages, options]", 1, params__chat, &o)) return;
-    if (!engine_chat(g)) {
+    if (!engine_chat(g))
         connection__error(k->c, k->id, RPC_UNSUPPORTED, "this model cannot chat (%s); use generate",
                           engine_chat_error(g));
-        return;
-    }
-    arena_init(&arena, 16 << 10, 1 << 20);
-    if (read_messages(&messages, &n_messages, &k->params[0], &arena, &e) != 0) {
-        invalid(k, "messages", &e);
-    } else if (chat_render(engine_chat(g), engine_tokenizer(g), messages, n_messages,
-                           o.add_generation_prompt, &prompt, &e) != 0) {
-        if (e.code == E_TOO_LONG) encode_failed(k, &e, prompt.n);
-        else invalid(k, "messages", &e);
-    } else {
-        stream__start(k->c, k->id, &o, prompt.ids, (int)prompt.n);
-    }
-    arena_deinit(&arena);
-    tokens_deinit(&prompt);
+    else prompt__messages(k->c, k->id, &o, &k->params[0]);
 }
 
 /* ---- cancel ---- */
@@ -299,7 +184,7 @@ static void cancel(const struct call *k) {
     if (!read_params(k, "cancel [stream, options]", 1, cancel_params, &o)) return;
     if (!rpc_int(&k->params[0], 0, UINT32_MAX, &id)) {
         err_raise(&e, E_INVALID, "stream must be the id that generate or chat answered with");
-        invalid(k, "stream", &e);
+        methods__invalid(k->c, k->id, "stream", &e);
         return;
     }
     struct stream *st = k->c->streams;
@@ -331,7 +216,7 @@ static const struct param detokenize_params[] = {
 
 static void tokenize(const struct call *k) {
     struct tokenize_options o = {.add_special = true};
-    struct tokens ids = {0};
+    struct request_options r;
     struct err e = {0};
     const char *text = "";
     size_t n = 0;
@@ -341,23 +226,13 @@ static void tokenize(const struct call *k) {
     else if (n > MAX_TOKENIZE_BYTES)
         err_raise(&e, E_RANGE, "text has %zu bytes, at most %d", n, MAX_TOKENIZE_BYTES);
     if (e.code != 0) {
-        invalid(k, "text", &e);
+        methods__invalid(k->c, k->id, "text", &e);
         return;
     }
-    unsigned flags = (o.add_special ? TOKENIZER_ADD_SPECIAL : 0u) |
-                     (o.parse_special ? TOKENIZER_PARSE_SPECIAL : 0u);
-    if (tokenizer_encode(engine_tokenizer(k->c->server->engine), text, n, flags, &ids, &e) != 0) {
-        invalid(k, NULL, &e);
-    } else {
-        msgpack_packer *pk = connection__result(k->c, k->id);
-        msgpack_pack_map(pk, 2);
-        rpc_pack_str(pk, "tokens");
-        msgpack_pack_array(pk, ids.n);
-        for (size_t i = 0; i < ids.n; i++) msgpack_pack_int32(pk, ids.ids[i]);
-        rpc_pack_str(pk, "count");
-        msgpack_pack_uint64(pk, ids.n);
-    }
-    tokens_deinit(&ids);
+    params__defaults(&r);
+    r.add_special = o.add_special;
+    r.parse_special = o.parse_special;
+    prompt__text(k->c, k->id, PROMPT_TOKENIZE, &r, text, n);
 }
 
 static void detokenize(const struct call *k) {
@@ -373,7 +248,7 @@ static void detokenize(const struct call *k) {
         if (text.failed) err_raise(&e, E_NOMEM, "no memory for the text");
     }
     if (e.code != 0) {
-        invalid(k, "tokens", &e);
+        methods__invalid(k->c, k->id, "tokens", &e);
     } else {
         msgpack_packer *pk = connection__result(k->c, k->id);
         bool valid = utf8_valid(text.n ? text.data : "", text.n);
@@ -430,7 +305,7 @@ static void plan(const struct call *k) {
     if (p.max_seqs) o.max_seqs = p.max_seqs;
     if (p.kv_memory) o.kv_memory_bytes = p.kv_memory;
     if (engine_plan(&result, &o, p.free_memory, &e) != 0) {
-        invalid(k, NULL, &e);
+        methods__invalid(k->c, k->id, NULL, &e);
         return;
     }
     describe__plan(&result, connection__result(k->c, k->id));

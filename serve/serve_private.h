@@ -21,6 +21,7 @@
 
 struct connection;
 struct http_client;
+struct prompt;
 
 /* ---- Streams: one running request each ---- */
 
@@ -70,6 +71,7 @@ struct connection {
     struct stream *streams;
     int n_streams;
     uint32_t next_stream_id;
+    struct prompt *prompt; /* being turned into tokens on another thread: its requests wait */
 
     uint64_t submitted_bytes; /* handed to libuv in all */
     uint64_t taken_bytes;     /* of these, taken by the kernel when last looked */
@@ -119,6 +121,8 @@ struct server {
     bool draining, cut, stopped;
     uint64_t salt_seed; /* cache_salt strings become numbers with it */
     uint64_t next_number;
+    int n_prompts;        /* on other threads */
+    size_t longest_token; /* bytes; 0: not looked for yet */
     struct server_counters counters;
     char read_buffer[65536]; /* lent to one read callback at a time */
 };
@@ -174,6 +178,21 @@ size_t stream__unsent_bytes(const struct stream *st);
 
 /* methods.c */
 void methods__call(struct connection *c, const struct rpc_message *m);
+/* Answer with e's code and text; `param` (may be NULL) names the parameter that was wrong. */
+void methods__invalid(struct connection *c, uint32_t id, const char *param, const struct err *e);
+
+/* prompt.c: from text to tokens, then to a stream (generate, chat) or an answer (tokenize). A long
+ * text is encoded on a thread of libuv's pool; the connection's later requests wait meanwhile, so
+ * that one connection never holds more than one. All of these answer errors themselves. */
+enum prompt_kind { PROMPT_GENERATE, PROMPT_CHAT, PROMPT_TOKENIZE };
+void prompt__text(struct connection *c, uint32_t msgid, enum prompt_kind kind,
+                  const struct request_options *o, const char *text, size_t n);
+void prompt__messages(struct connection *c, uint32_t msgid, const struct request_options *o,
+                      const msgpack_object *messages);
+void prompt__start(struct connection *c, uint32_t msgid, const struct request_options *o,
+                   const int32_t *ids, size_t n);
+/* The connection closes: its prompt's result will be dropped. */
+void prompt__forget(struct connection *c);
 
 /* params.c: what the options map of generate and chat may hold. */
 struct request_options {

@@ -58,7 +58,7 @@ void server__poll(struct server *s) {
             stream__poll(st);
         }
         /* Its last answer: a draining server says good-bye. */
-        if (s->draining && !c->streams) connection__finish(c);
+        if (s->draining && !c->streams && !c->prompt) connection__finish(c);
         connection__settle(c);
     }
 }
@@ -205,6 +205,8 @@ const char *serve_address(const struct server *s, int idx) {
 int serve_run(struct server *s) {
     signal(SIGPIPE, SIG_IGN);
     while (!s->stopped) uv_run(&s->loop, UV_RUN_DEFAULT);
+    /* Threads that still encode a prompt use the engine's tokenizer. */
+    while (s->n_prompts > 0) uv_run(&s->loop, UV_RUN_ONCE);
     return s->cut ? 1 : 0;
 }
 

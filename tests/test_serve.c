@@ -6,6 +6,7 @@
 #include "tests/harness.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,32 +241,70 @@ static void test_serve_bad_params(void) {
     stop(&s, &p);
 }
 
+static void send_text(struct peer *p, uint32_t id, const char *method, char fill, size_t n) {
+    struct strbuf out = {0};
+    msgpack_packer pk;
+    char *text = malloc(n);
+    memset(text, fill, n);
+    rpc_packer(&pk, &out);
+    rpc_pack_request_head(&pk, id, method);
+    msgpack_pack_array(&pk, 1);
+    rpc_pack_text(&pk, text, n);
+    peer_send_bytes(p, out.data, out.n);
+    free(text);
+    strbuf_deinit(&out);
+}
+
+/* Refused by the engine; by the count of its tokens, on another thread; by its length alone. */
 static void test_serve_too_long(void) {
     struct spawned s;
     struct peer p;
-    struct strbuf out = {0};
-    msgpack_packer pk;
     start(&s, &p, 100, 1);
-    char *text = malloc(20000);
-    memset(text, 'a', 20000);
-    for (int i = 0; i < 2; i++) {
-        strbuf_clear(&out);
-        rpc_packer(&pk, &out);
-        rpc_pack_request_head(&pk, (uint32_t)i, "generate");
-        msgpack_pack_array(&pk, 1);
-        rpc_pack_text(&pk, text, i == 0 ? 5000 : 20000);
-        peer_send_bytes(&p, out.data, out.n);
-        peer_expect(
-            &p, i == 0 ? "[1, 0, [5, \"prompt of 5000 tokens, context 4096\", {\"name\"=>"
-                         "\"too_long\", \"n_prompt\"=>5000, \"n_ctx\"=>4096, "
-                         "\"max_tokens\"=>nil}], nil]"
-                       : "[1, 1, [5, \"the prompt has more than 16384 tokens, the context holds "
-                         "4096\", {\"name\"=>\"too_long\", \"n_prompt\"=>16384, "
-                         "\"n_ctx\"=>4096}], nil]");
-    }
-    free(text);
-    strbuf_deinit(&out);
+    send_text(&p, 0, "generate", 'a', 5000);
+    peer_expect(&p, "[1, 0, [5, \"prompt of 5000 tokens, context 4096\", {\"name\"=>\"too_long\", "
+                    "\"n_prompt\"=>5000, \"n_ctx\"=>4096, \"max_tokens\"=>nil}], nil]");
+    send_text(&p, 1, "generate", 'a', 20000);
+    peer_expect(&p, "[1, 1, [5, \"the prompt has at least 16385 tokens, the context holds 4096\", "
+                    "{\"name\"=>\"too_long\", \"n_prompt\"=>16385, \"n_ctx\"=>4096}], nil]");
+    send_text(&p, 2, "generate", 'a', 1800000);
+    peer_expect(&p, "[1, 2, [5, \"the prompt has at least 100000 tokens, the context holds 4096\", "
+                    "{\"name\"=>\"too_long\", \"n_prompt\"=>100000, \"n_ctx\"=>4096}], nil]");
     stop(&s, &p);
+}
+
+/* A long text is encoded on another thread: other connections go on, later requests of its own
+ * wait, the client may leave meanwhile, a drain waits for it. */
+static void test_serve_long_texts(void) {
+    struct spawned s;
+    struct peer p, other, leaver;
+    msgpack_object o;
+    start(&s, &p, 100, 1);
+    peer_open(&other, &s);
+    peer_open(&leaver, &s);
+    send_text(&leaver, 1, "tokenize", 'z', 90000);
+    usleep(5000);
+    peer_close(&leaver);
+    for (int i = 0; i < 3; i++) {
+        send_text(&p, 10, "tokenize", 'a', 100000);
+        peer_send(&p, "[0,11,'tokenize',['b']]");
+        peer_send(&other, "[0,1,'tokenize',['c']]");
+        peer_expect(&other, "[1, 1, nil, {\"tokens\"=>[99], \"count\"=>1}]");
+        peer_expect_silence(&p, 5); /* the fake tokenizer sleeps for 50 ms over the long text */
+        assert_true(peer_recv(&p, &o));
+        assert_int_equal(o.via.array.ptr[1].via.u64, 10);
+        assert_int_equal(map_int(&o.via.array.ptr[3], "count"), 100000);
+        peer_expect(&p, "[1, 11, nil, {\"tokens\"=>[98], \"count\"=>1}]");
+    }
+    assert_int_equal(peer_stat(&other, "connections"), 2);
+    send_text(&p, 12, "tokenize", 'd', 50000);
+    usleep(20000);
+    kill(s.pid, SIGTERM);
+    assert_true(peer_recv(&p, &o));
+    assert_int_equal(map_int(&o.via.array.ptr[3], "count"), 50000);
+    peer_expect_closed(&p, 2000);
+    peer_close(&p);
+    peer_close(&other);
+    assert_int_equal(spawned_wait(&s, 3000), 0);
 }
 
 /* One request in pieces of one byte; then three requests in one piece. */
@@ -587,6 +626,7 @@ const struct test tests[] = {
     {"serve_text_edges", TEST_QUICK, 10000, test_serve_text_edges},
     {"serve_bad_params", TEST_QUICK, 10000, test_serve_bad_params},
     {"serve_too_long", TEST_QUICK, 10000, test_serve_too_long},
+    {"serve_long_texts", TEST_QUICK, 10000, test_serve_long_texts},
     {"serve_partial_frames", TEST_QUICK, 10000, test_serve_partial_frames},
     {"serve_garbage", TEST_QUICK, 15000, test_serve_garbage},
     {"serve_duplicate_ids", TEST_QUICK, 10000, test_serve_duplicate_ids},
