@@ -289,7 +289,7 @@ static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
     float m = v_max16(top);
     for (int c = 0; c < n_cols; c += 16)
         for (int v = 0; v < VN; v++) {
-            vf p = v_exp(v_sub(v_load(score + c + v * VL), v_set1(m)));
+            vf p = v_exp_weight(v_sub(v_load(score + c + v * VL), v_set1(m)));
             v_store(score + c + v * VL, p);
             sum[v] = v_add(sum[v], p);
         }

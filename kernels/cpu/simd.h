@@ -48,6 +48,8 @@ ALWAYS_INLINE vf v_load_bf16(const void *p) {
 }
 /* a * 2^n, n whole, rounded once. */
 ALWAYS_INLINE vf v_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+/* The same for n in [-126, 127]. */
+ALWAYS_INLINE vf v_scale_normal(vf a, vf n) { return _mm512_scalef_ps(a, n); }
 /* a, and 0 where x < bound (NaN is not). */
 ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a);
@@ -88,6 +90,10 @@ ALWAYS_INLINE vf v_scale2(vf a, vf n) {
     a = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     return _mm256_mul_ps(a,
                          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+}
+ALWAYS_INLINE vf v_scale_normal(vf a, vf n) {
+    __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
 ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) {
     return _mm256_and_ps(a, _mm256_cmp_ps(x, bound, _CMP_NLT_UQ));
@@ -141,6 +147,11 @@ ALWAYS_INLINE vf v_scale2(vf a, vf n) {
     vi i = {(int32_t)n[0], (int32_t)n[1], (int32_t)n[2], (int32_t)n[3]}, half = i >> 1;
     a = a * (vf)((half + 127) << 23);
     return a * (vf)((i - half + 127) << 23);
+}
+/* n + 2^23 + 2^22 holds n in its low bits; anything for NaN, as a is NaN then. */
+ALWAYS_INLINE vf v_scale_normal(vf a, vf n) {
+    vu bits = (vu)(n + 0x1.8p23f);
+    return a * (vf)((bits << 23) + (127u << 23));
 }
 ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) { return (vf)((vi)a & ~(x < bound)); }
 ALWAYS_INLINE vf v_select(uint32_t bits, vf a, vf other) {
