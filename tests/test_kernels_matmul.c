@@ -402,10 +402,16 @@ static void test_matmul_extremes_do_not_saturate(void) {
                     if (at[1] >= 0) put_f16(src + b + at[1], 0.25f);
                 }
                 rig_weight(&g, (enum kern_dtype)t, ROWS, COLS, src);
-                float x[2 * COLS], out[2 * ROWS];
-                for (int k = 0; k < COLS; k++) x[k] = 1.f, x[COLS + k] = -1.f;
-                rig_matmul(&g, (struct kern_rows){.n_gen = 2}, x, out);
-                for (int r = 0; r < 2; r++)
+                float x[3 * COLS], out[3 * ROWS];
+                for (int k = 0; k < COLS; k++) {
+                    x[k] = 1.f;
+                    x[COLS + k] = -1.f;
+                    /* The scale is 1 and every value lies between two integers: ties to even. */
+                    float tie = (float)(k * 5 % 120) + .5f;
+                    x[2 * COLS + k] = k % 32 == 0 ? 127.f : k & 1 ? -tie : tie;
+                }
+                rig_matmul(&g, (struct kern_rows){.n_gen = 3}, x, out);
+                for (int r = 0; r < 3; r++)
                     for (int i = 0; i < ROWS; i++) {
                         struct expected e = expect((enum kern_dtype)t, src, COLS, x + r * COLS);
                         if (out[r * ROWS + i] != e.law)

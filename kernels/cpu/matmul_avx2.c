@@ -346,11 +346,60 @@ static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int 
     (void)c, (void)cls;
     return (size_t)n * law_row(cols).bytes;
 }
+INLINE __m128i fold(__m256i v) {
+    return _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+}
+
+/* law_pack_row's block `b`, of the f32 values that already lie in the row. */
+static void act_block(const struct law_row *l, uint8_t *row, int b) {
+    const float *v = (const float *)(const void *)row + (size_t)b * 32;
+    uint8_t *at = row + (size_t)b * 4;
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256 x[4];
+    __m256i m = _mm256_setzero_si256(), t[4];
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_load_ps(v + 8 * i);
+        m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(x[i]), magnitude));
+    }
+    __m128i top = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0x4e));
+    top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0xb1));
+    uint32_t bits = (uint32_t)_mm_cvtsi128_si32(top);
+    float amax = half_bits_to_f32(bits), da = amax / 127.f, inverse = 127.f / amax;
+    if (bits >= 0x7f800000 || amax < 0x1p-100f) {
+        da = bits >= 0x7f800000 ? half_bits_to_f32(0x7fc00000) : 0.f;
+        for (int i = 0; i < 4; i++) t[i] = _mm256_setzero_si256();
+    } else {
+        for (int i = 0; i < 4; i++)
+            t[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], _mm256_set1_ps(inverse)));
+    }
+    /* Packing works within 128-bit lanes; the last step puts the words of four back in order. */
+    __m256i words =
+        _mm256_packs_epi16(_mm256_packs_epi32(t[0], t[1]), _mm256_packs_epi32(t[2], t[3]));
+    words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_store_si256((__m256i *)(void *)(row + l->q + (size_t)b * 32), words);
+    /* Both halves' sums at once: lanes 0 and 1 of the second addition. */
+    __m128i s =
+        _mm_hadd_epi32(fold(_mm256_add_epi32(t[0], t[1])), fold(_mm256_add_epi32(t[2], t[3])));
+    s = _mm_hadd_epi32(s, s);
+    int32_t half0 = _mm_cvtsi128_si32(s), half1 = _mm_extract_epi32(s, 1), sum = half0 + half1;
+    float sa = da * (float)sum;
+    memcpy(at + l->da, &da, 4);
+    memcpy(at + l->sa, &sa, 4);
+    memcpy(at + l->sum, &sum, 4);
+    memcpy(at + l->half[0], &half0, 4);
+    memcpy(at + l->half[1], &half1, 4);
+}
+
 static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
                     const float *x) {
     (void)c, (void)cls, (void)n;
     struct law_row l = law_row(cols);
-    law_pack_row(&l, cols, x, (uint8_t *)act + (size_t)r * l.bytes);
+    uint8_t *row = (uint8_t *)act + (size_t)r * l.bytes;
+    float *xs = (float *)(void *)row;
+    memcpy(xs, x, (size_t)cols * sizeof *x);
+    memset(xs + cols, 0, ((size_t)l.blocks * 32 - (size_t)cols) * sizeof *x);
+    for (int b = 0; b < l.blocks; b++) act_block(&l, row, b);
 }
 
 /* Rows in even parts of at most MAX_ROWS; a few panels at a time, so that both a part's activations
