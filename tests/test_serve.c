@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/rng.h"
 #include "serve/rpc.h"
 #include "tests/peer.h"
 
@@ -571,6 +572,54 @@ static void test_serve_limits(void) {
     stop(&s, &p[0]);
 }
 
+/* Requests with bytes changed, cut and doubled at random: whatever they have become, the server
+ * lives, answers or closes, and nothing is left running. (The scanner has its own fuzz target; here
+ * it is the whole path.) */
+static void test_serve_random_bytes(void) {
+    static const char *const seeds[] = {
+        "[0,1,'generate',['hello',{'max_tokens':8,'temperature':0.5,'stop':['a','b'],'seed':7}]]",
+        "[0,2,'chat',[[{'role':'user','content':'hi'}],{'stream':false,'max_tokens':3}]]",
+        "[0,3,'tokenize',['abc',{'add_special_tokens':false}]] [0,4,'detokenize',[[104,105]]]",
+        "[0,5,'hello',[{'protocol':1,'client':'x','token':h'ff00'}]] [0,6,'stats',[]]",
+        "[0,7,'cancel',[1]] [0,8,'plan',[{'context':100}]] [0,9,'memory',[]] [1,2,nil,5]",
+        "[0,10,'generate',[[1,2,3],{'logprobs':2,'min_p':0.1,'cache_salt':'s'}]] "
+        "[0,11,'cancel',[1]]",
+    };
+    enum { N_SEEDS = sizeof seeds / sizeof *seeds, N_RUNS = 600 };
+    struct spawned s;
+    struct peer p, watcher;
+    int n_answers = 0;
+    start(&s, &watcher, 200, 2);
+    for (int run = 0; run < N_RUNS; run++) {
+        struct strbuf b = {0};
+        uint32_t k = 0;
+#define DRAW(n) (rng_u32(11, (uint64_t)run, RNG_TEST, k++) % (uint32_t)(n))
+        pack_text(&b, seeds[DRAW(N_SEEDS)]);
+        for (uint32_t ops = DRAW(4); ops > 0; ops--) {
+            size_t at = DRAW(b.n);
+            uint32_t what = DRAW(4);
+            if (what == 0) b.data[at] = (char)DRAW(256);
+            else if (what == 1) b.data[at] ^= (char)(1u << DRAW(8));
+            else if (what == 2 && b.n > 4) b.n = at + 1;
+            else strbuf_append(&b, seeds[0], DRAW(9)); /* noise behind it */
+        }
+#undef DRAW
+        peer_open(&p, &s);
+        /* the server may close at the first bad byte, before the rest is sent */
+        if (send(p.fd, b.data, b.n, MSG_NOSIGNAL) > 0) shutdown(p.fd, SHUT_WR);
+        char part[4096];
+        ssize_t n;
+        while ((n = recv(p.fd, part, sizeof part, 0)) > 0) n_answers++;
+        peer_close(&p);
+        strbuf_deinit(&b);
+    }
+    wait_stat(&watcher, "running", 0);
+    wait_stat(&watcher, "connections", 1);
+    assert_true(n_answers > N_RUNS / 4);
+    assert_true(peer_stat(&watcher, "bad_frames") > 20);
+    stop(&s, &watcher);
+}
+
 /* The bytes that docs/protocol.md shows, as they are on the wire. */
 static void hex_line(const char *line, struct strbuf *out) {
     for (const char *t = line + 8; *t; t++) {
@@ -634,6 +683,7 @@ const struct test tests[] = {
     {"serve_disconnect_cancels", TEST_QUICK, 15000, test_serve_disconnect_cancels},
     {"serve_slow_reader_pauses", TEST_QUICK, 20000, test_serve_slow_reader_pauses},
     {"serve_limits", TEST_QUICK, 10000, test_serve_limits},
+    {"serve_random_bytes", TEST_QUICK, 20000, test_serve_random_bytes},
     {"serve_protocol_document", TEST_QUICK, 10000, test_serve_protocol_document},
     {0},
 };
