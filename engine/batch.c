@@ -1,6 +1,6 @@
-/* The arrays of a pass. One layout function names every buffer; it runs once to count (the plan prints the
- * sums) and once to carve. The host fills its copies and uploads what is used; page tables go straight from
- * the pool to the backend. */
+/* The arrays of a pass. One layout function names every buffer; it runs once to count (the plan
+ * prints the sums) and once to carve. The host fills its copies and uploads what is used; page
+ * tables go straight from the pool to the backend. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,8 +20,12 @@ static void *take(uint8_t *base, size_t *used, size_t bytes) {
     return p;
 }
 
-static void *take_dev(struct carve *c, size_t bytes) { return take(c->dev, &c->dev_used, bytes); }
-static void *take_host(struct carve *c, size_t bytes) { return take(c->host, &c->host_used, bytes); }
+static void *take_dev(struct carve *c, size_t bytes) {
+    return take(c->dev, &c->dev_used, bytes);
+}
+static void *take_host(struct carve *c, size_t bytes) {
+    return take(c->host, &c->host_used, bytes);
+}
 
 static void take_array(struct carve *c, struct engine_array *a, size_t n, size_t size) {
     a->bytes = n * size;
@@ -29,10 +33,10 @@ static void take_array(struct carve *c, struct engine_array *a, size_t n, size_t
     a->dev = take_dev(c, a->bytes);
 }
 
-/* Bytes of each part, where `s` is not NULL, and every pointer of b. All counts are bounded: rows and
- * sequences by engine__sizes, vocab and blocks by the model's config. */
-static void layout(struct engine_batch *b, struct carve *c, const struct engine_sizes *z, size_t scratch,
-                   struct engine_sizes *s) {
+/* Bytes of each part, where `s` is not NULL, and every pointer of b. All counts are bounded: rows
+ * and sequences by engine__sizes, vocab and blocks by the model's config. */
+static void layout(struct engine_batch *b, struct carve *c, const struct engine_sizes *z,
+                   size_t scratch, struct engine_sizes *s) {
     size_t rows = (size_t)z->caps.max_rows, seqs = (size_t)z->caps.max_seqs, i32 = sizeof(int32_t);
     size_t logits = (size_t)z->caps.max_logits, blocks = (size_t)z->caps.max_blocks;
     size_t vocab = (size_t)z->vocab, start = c->dev_used;
@@ -130,7 +134,8 @@ static void fill_sample(struct engine *g, const struct engine_request *r, int po
     }
 }
 
-/* Rows of one sequence: positions n_kv .. n_kv + n_rows - 1, the last n_logits of them with logits. */
+/* Rows of one sequence: positions n_kv .. n_kv + n_rows - 1, the last n_logits of them with logits.
+ */
 static void fill_rows(struct engine *g, struct engine_request *r, int row, int seq_idx) {
     struct engine_batch *b = &g->batch;
     int32_t *token = b->token.host, *position = b->position.host, *row_seq = b->row_seq.host;
@@ -150,17 +155,18 @@ static void fill_rows(struct engine *g, struct engine_request *r, int row, int s
 }
 
 /* Pages that take the rows' K and V, and the list that they read. */
-static int fill_pages(struct engine *g, const struct engine_request *r, int row, int seq_idx, int group,
-                      struct err *e) {
+static int fill_pages(struct engine *g, const struct engine_request *r, int row, int seq_idx,
+                      int group, struct err *e) {
     struct engine_batch *b = &g->batch;
     int n_blocks, capacity = g->sizes.caps.max_blocks;
-    const int32_t *pages = kvpool_seq_pages(g->pool, r->seq, g->sizes.group_class[group], &n_blocks);
+    const int32_t *pages =
+        kvpool_seq_pages(g->pool, r->seq, g->sizes.group_class[group], &n_blocks);
     int32_t *slot = (int32_t *)b->slot_page[group].host + row;
     ASSERT(n_blocks <= capacity && (r->n_kv + r->n_rows - 1) / KVPOOL_BLOCK < n_blocks);
     for (int i = 0; i < r->n_rows; i++) slot[i] = pages[(r->n_kv + i) / KVPOOL_BLOCK];
     ((int32_t *)b->n_blocks[group].host)[seq_idx] = n_blocks;
-    return g->kern->ops->upload(g->kern, b->dev_list[group] + (size_t)seq_idx * (size_t)capacity, pages,
-                                (size_t)n_blocks * sizeof *pages, e);
+    return g->kern->ops->upload(g->kern, b->dev_list[group] + (size_t)seq_idx * (size_t)capacity,
+                                pages, (size_t)n_blocks * sizeof *pages, e);
 }
 
 static int put(struct engine *g, const struct engine_array *a, int n, size_t size, struct err *e) {
@@ -177,8 +183,9 @@ static int upload_all(struct engine *g, struct err *e) {
     const struct {
         const struct engine_array *array;
         int n;
-    } list[] = {{&b->token, rows},       {&b->position, rows},       {&b->row_seq, rows},
-                {&b->seq_row, b->n_seqs}, {&b->seq_n_rows, b->n_seqs}, {&b->logit_row, b->n_logits}};
+    } list[] = {{&b->token, rows},           {&b->position, rows},
+                {&b->row_seq, rows},         {&b->seq_row, b->n_seqs},
+                {&b->seq_n_rows, b->n_seqs}, {&b->logit_row, b->n_logits}};
     for (size_t i = 0; i < sizeof list / sizeof *list && !rc; i++)
         rc = put(g, list[i].array, list[i].n, i32, e);
     for (int i = 0; i < g->sizes.n_groups && !rc; i++) {
@@ -264,7 +271,8 @@ int engine__history_begin(struct engine *g, const struct engine_request *r, stru
     return rc ? rc : g->kern->ops->upload(g->kern, b->dev_prompt_count + at, b->count, bytes, e);
 }
 
-int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token, struct err *e) {
+int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token,
+                        struct err *e) {
     uint16_t count = 0;
     for (int i = 0; i < r->n_out; i++)
         if (r->ids[r->n_prompt + i] == token) add_count(&count);

@@ -41,13 +41,15 @@ static int open_tokenizer(struct engine *g, const struct model_source *src, stru
 }
 
 /* A template of no known family leaves raw prompts; a name that was asked for must exist. */
-static int open_chat(struct engine *g, const struct engine_options *o, const struct model_source *src,
-                     struct err *e) {
+static int open_chat(struct engine *g, const struct engine_options *o,
+                     const struct model_source *src, struct err *e) {
     size_t n;
     struct err why = {0};
     if (o->chat_template) return chat_family_find(&g->chat, o->chat_template, e);
     const char *text = model_source_chat_template(src, &n);
-    if (!text) err_raise(&why, E_NOT_FOUND, "the model brings no chat template; raw prompts go on working");
+    if (!text)
+        err_raise(&why, E_NOT_FOUND,
+                  "the model brings no chat template; raw prompts go on working");
     else if (chat_family_detect(&g->chat, text, n, &why) == 0) return 0;
     g->chat = NULL;
     size_t len = strnlen(why.message, sizeof g->chat_error - 1);
@@ -140,7 +142,8 @@ void engine_close(struct engine *g) {
     destroy(g);
 }
 
-int engine_plan(struct plan *out, const struct engine_options *o, size_t device_free_bytes, struct err *e) {
+int engine_plan(struct plan *out, const struct engine_options *o, size_t device_free_bytes,
+                struct err *e) {
     if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
     struct kern *k = NULL;
     struct model_source *src = NULL;
@@ -157,21 +160,37 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t device_
 
 /* ---- What was opened ---- */
 
-const struct model_config *engine_model_config(const struct engine *g) { return model_get_config(g->model); }
-const struct tokenizer *engine_tokenizer(const struct engine *g) { return g->tokenizer; }
-const struct chat_family *engine_chat(const struct engine *g) { return g->chat; }
-const char *engine_chat_error(const struct engine *g) { return g->chat ? NULL : g->chat_error; }
-const struct plan *engine_get_plan(const struct engine *g) { return &g->plan; }
-int engine_context(const struct engine *g) { return g->sizes.o.context; }
-const char *engine_model_name(const struct engine *g) { return engine_model_config(g)->name; }
-uint64_t engine_model_fingerprint(const struct engine *g) { return g->fingerprint; }
+const struct model_config *engine_model_config(const struct engine *g) {
+    return model_get_config(g->model);
+}
+const struct tokenizer *engine_tokenizer(const struct engine *g) {
+    return g->tokenizer;
+}
+const struct chat_family *engine_chat(const struct engine *g) {
+    return g->chat;
+}
+const char *engine_chat_error(const struct engine *g) {
+    return g->chat ? NULL : g->chat_error;
+}
+const struct plan *engine_get_plan(const struct engine *g) {
+    return &g->plan;
+}
+int engine_context(const struct engine *g) {
+    return g->sizes.o.context;
+}
+const char *engine_model_name(const struct engine *g) {
+    return engine_model_config(g)->name;
+}
+uint64_t engine_model_fingerprint(const struct engine *g) {
+    return g->fingerprint;
+}
 
 void engine_trace_logits(struct engine *g,
                          void (*sink)(void *arg, const struct engine_request *r, int position,
                                       const float *logits, int n),
                          void *arg) {
-    /* Before the first request the step thread sleeps and reads none of this; the lock inside submission
-     * makes it visible. */
+    /* Before the first request the step thread sleeps and reads none of this; the lock inside
+     * submission makes it visible. */
     if (!g->trace_row) g->trace_row = malloc((size_t)g->vocab * sizeof *g->trace_row);
     g->trace_arg = arg;
     g->trace = g->trace_row ? sink : NULL;

@@ -174,8 +174,9 @@ void engine_get_stats(struct engine *g, struct engine_stats *out);
 
 /* ---- Tests and benches ---- */
 
-/* 128-bit hash over all logit rows that the step thread computed and over committed KV of a
- * sequence: for the equality tests. Off unless asked for before the first request. */
+/* `sink` sees every logits row that the step thread computes, on that thread: of which request, the
+ * position of the row's token (the drawn one is the next), the n ids that may be drawn. For
+ * equality tests. Call before the first request. */
 void engine_trace_logits(struct engine *g,
                          void (*sink)(void *arg, const struct engine_request *r, int position,
                                       const float *logits, int n),

@@ -3,9 +3,9 @@
 
 /* What the files of engine/ share. Who owns what:
  *   step thread   pool, model, backend, waiting and running lists, batch, live numbers; no lock
- *   `lock`        inbox, closing; taken by the step thread only when `news` says that there is something
- *   `stats_lock`  the published copy of the numbers
- *   a request     its owner and the engine hold one reference each; whoever drops the last one frees */
+ *   `lock`        inbox, closing; taken by the step thread only when `news` says that there is
+ * something `stats_lock`  the published copy of the numbers a request     its owner and the engine
+ * hold one reference each; whoever drops the last one frees */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,20 +13,21 @@
 #include "engine/engine.h"
 
 enum {
-    ENGINE_ROWS_A_SEQ = 1,  /* rows of a generating sequence in a step: pending token + draft tokens */
-    ENGINE_MIN_CHUNK = 16,  /* prompt rows of a step that has any, where others decode */
+    ENGINE_ROWS_A_SEQ =
+        1, /* rows of a generating sequence in a step: pending token + draft tokens */
+    ENGINE_MIN_CHUNK = 16,   /* prompt rows of a step that has any, where others decode */
     ENGINE_FIRST_CHUNK = 64, /* the same while step times are not known */
-    ENGINE_MAX_BANNED = 8,  /* entries of kern_sample.banned */
-    ENGINE_MAX_GROUPS = 2,  /* layer groups of the target: shallow, deep */
+    ENGINE_MAX_BANNED = 8,   /* entries of kern_sample.banned */
+    ENGINE_MAX_GROUPS = 2,   /* layer groups of the target: shallow, deep */
     ENGINE_ERROR_BYTES = 256,
 };
 
 /* ---- Sizes: what opening reserves, computed from headers alone (setup.c) ---- */
 
 struct engine_sizes {
-    struct engine_options o;     /* every default filled in; strings are the caller's */
+    struct engine_options o; /* every default filled in; strings are the caller's */
     enum kern_dtype kv_dtype;
-    int vocab;                   /* rows of the head */
+    int vocab; /* rows of the head */
     int n_groups;
     enum kvpool_class group_class[ENGINE_MAX_GROUPS];
     int group_first[ENGINE_MAX_GROUPS], group_layers[ENGINE_MAX_GROUPS];
@@ -34,21 +35,22 @@ struct engine_sizes {
     struct kvpool_options pool;
     size_t weight_bytes, workspace_bytes;
     size_t batch_bytes, logits_bytes, history_bytes, sample_bytes; /* parts of the step's buffers */
-    size_t batch_host_bytes;     /* the host's copies */
+    size_t batch_host_bytes;                                       /* the host's copies */
 };
 
 struct model_source;
 
-/* Fill *s and *plan from the options, the headers and what the device has free. Errors name option and
- * value; a plan that does not fit is no error here. */
+/* Fill *s and *plan from the options, the headers and what the device has free. Errors name option
+ * and value; a plan that does not fit is no error here. */
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
                   const struct model_source *src, const struct kern *k, size_t device_free_bytes,
                   struct err *e);
 
-/* What keeps a server from starting: no pool, more than is free, or a context that was asked for by number
- * and does not fit (E_FULL with advice). A model's own context that is longer than the pool can hold only
- * lowers s->o.context, the limit of what is admitted. */
-int engine__check_plan(struct engine_sizes *s, const struct plan *plan, bool asked_context, struct err *e);
+/* What keeps a server from starting: no pool, more than is free, or a context that was asked for by
+ * number and does not fit (E_FULL with advice). A model's own context that is longer than the pool
+ * can hold only lowers s->o.context, the limit of what is admitted. */
+int engine__check_plan(struct engine_sizes *s, const struct plan *plan, bool asked_context,
+                       struct err *e);
 
 /* ---- Requests (request.c) ---- */
 
@@ -76,18 +78,18 @@ struct engine_request {
 
     /* Asked for by the owner. */
     atomic_bool cancel, paused;
-    atomic_int refs;   /* owner, engine */
+    atomic_int refs;         /* owner, engine */
     atomic_int notify_state; /* enum engine_notify: no call begins once the owner has released */
 
     /* The step thread's own. */
     struct verify_text text;
-    int seq;           /* in the pool */
-    int slot;          /* histories */
-    int n_out;         /* answer tokens committed; n_tokens follows at the end of the step */
-    int n_kv;          /* positions whose K and V are in the pool */
-    int n_rows;        /* this step: rows, of which the last n_logits want logits */
+    int seq;    /* in the pool */
+    int slot;   /* histories */
+    int n_out;  /* answer tokens committed; n_tokens follows at the end of the step */
+    int n_kv;   /* positions whose K and V are in the pool */
+    int n_rows; /* this step: rows, of which the last n_logits want logits */
     int n_logits;
-    int first_logit;   /* index of its first logits row */
+    int first_logit; /* index of its first logits row */
     bool news;
     enum engine_finish end; /* what `finish` will be, once on the done list */
     int64_t last_token_ns;
@@ -95,12 +97,14 @@ struct engine_request {
 };
 
 /* Allocate for checked options; one reference for the owner and one for the engine. */
-int engine__request_make(const struct engine *g, const struct engine_submit_options *o, int max_tokens,
-                         struct engine_request **out, struct err *e);
+int engine__request_make(const struct engine *g, const struct engine_submit_options *o,
+                         int max_tokens, struct engine_request **out, struct err *e);
 void engine__request_unref(struct engine_request *r);
 void engine__request_notify(struct engine_request *r);
 
-static inline bool engine__decodes(const struct engine_request *r) { return r->n_kv >= r->n_prompt; }
+static inline bool engine__decodes(const struct engine_request *r) {
+    return r->n_kv >= r->n_prompt;
+}
 
 /* A singly linked list, first in first out. */
 struct engine_list {
@@ -123,17 +127,17 @@ struct engine_batch {
     int32_t *dev_list[ENGINE_MAX_GROUPS]; /* [max_seqs][max_blocks] */
     int32_t *dev_block;                   /* the same shape: 0, 1, 2, ... in each list */
     uint64_t *dev_kv_bytes;
-    float *dev_logits;                    /* [max_logits][vocab] */
-    struct kern_sampled *dev_sampled, *sampled; /* [max_logits], backend's and host's */
+    float *dev_logits;                             /* [max_logits][vocab] */
+    struct kern_sampled *dev_sampled, *sampled;    /* [max_logits], backend's and host's */
     uint16_t *dev_prompt_count, *dev_output_count; /* [max_seqs][vocab] */
-    uint16_t *count;                      /* [vocab], staging */
+    uint16_t *count;                               /* [vocab], staging */
     void *sample_scratch;
-    void *host_block, *dev_block_base;    /* what everything above is carved from */
+    void *host_block, *dev_block_base; /* what everything above is carved from */
     int n_gen, n_prompt, n_seqs, n_logits;
 };
 
-struct engine_costs { /* running estimates of where a step's time goes */
-    double gen_ns[16];      /* a step of 2^i generated rows and nothing else; 0: not known */
+struct engine_costs {  /* running estimates of where a step's time goes */
+    double gen_ns[16]; /* a step of 2^i generated rows and nothing else; 0: not known */
     double prompt_row_ns;
 };
 
@@ -142,16 +146,19 @@ void engine__batch_sizes(struct engine_sizes *s, const struct kern *k);
 int engine__batch_open(struct engine *g, struct err *e);
 void engine__batch_close(struct engine *g);
 
-/* Fill and upload the batch from g->turn[0..n_turn), whose pages are extended; describes the pass. */
+/* Fill and upload the batch from g->turn[0..n_turn), whose pages are extended; describes the pass.
+ */
 int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e);
 
 /* Penalty counts of a request that was given a slot, and of one more token. */
 int engine__history_begin(struct engine *g, const struct engine_request *r, struct err *e);
-int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token, struct err *e);
+int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token,
+                        struct err *e);
 
 /* ---- Schedule (schedule.c) ---- */
 
-/* Choose this step's rows: sets n_rows of each running request and g->turn in row order. Returns rows. */
+/* Choose this step's rows: sets n_rows of each running request and g->turn in row order. Returns
+ * rows. */
 int engine__schedule(struct engine *g);
 void engine__costs_update(struct engine_costs *c, int n_gen, int n_prompt, double ns);
 int engine__prompt_budget(const struct engine_costs *c, int n_gen, int max_rows, double share);
@@ -176,7 +183,7 @@ struct engine {
     int vocab;                  /* ids that may be drawn: entries of the tokenizer, not padding */
     int eog[ENGINE_MAX_BANNED]; /* end tokens, the first of n_eog */
     int n_eog;
-    int pool_tokens;            /* of one sequence in an empty pool */
+    int pool_tokens; /* of one sequence in an empty pool */
     struct kvpool *pool;
     void *arena;
     struct engine_batch batch;
@@ -200,7 +207,8 @@ struct engine {
     int free_slot[ENGINE_MAX_SEQS], n_free_slots;
     struct engine_costs costs;
     struct engine_stats live;
-    void (*trace)(void *arg, const struct engine_request *r, int position, const float *logits, int n);
+    void (*trace)(void *arg, const struct engine_request *r, int position, const float *logits,
+                  int n);
     void *trace_arg;
     float *trace_row; /* [vocab] */
 
@@ -211,7 +219,8 @@ struct engine {
 /* step.c: the step thread's body. */
 void *engine__thread(void *arg);
 
-/* queue.c: called by the step thread. Moves the inbox to `waiting`; true when the engine is closing. */
+/* queue.c: called by the step thread. Moves the inbox to `waiting`; true when the engine is
+ * closing. */
 bool engine__take_inbox(struct engine *g);
 void engine__sleep(struct engine *g); /* until news */
 void engine__wake(struct engine *g);  /* any thread: there is something to look at */

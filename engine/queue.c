@@ -1,5 +1,5 @@
-/* The way in: checks on the submitter's thread, the inbox, and the flags by which other threads talk to the
- * step thread. */
+/* The way in: checks on the submitter's thread, the inbox, and the flags by which other threads
+ * talk to the step thread. */
 #include "base/err.h"
 #include "engine/engine_private.h"
 
@@ -12,7 +12,8 @@ void engine__wake(struct engine *g) {
 
 void engine__sleep(struct engine *g) {
     pthread_mutex_lock(&g->lock);
-    while (!atomic_load_explicit(&g->news, memory_order_acquire)) pthread_cond_wait(&g->wake, &g->lock);
+    while (!atomic_load_explicit(&g->news, memory_order_acquire))
+        pthread_cond_wait(&g->wake, &g->lock);
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -30,17 +31,19 @@ bool engine__take_inbox(struct engine *g) {
     return closing;
 }
 
-/* The answer's effective length; an explicit max_tokens that does not fit in the context is cut to it (the
- * answer then ends with "length"), the default also to what the pool can hold. */
-static int choose_max_tokens(const struct engine *g, const struct engine_submit_options *o, int *out,
-                             struct err *e) {
+/* The answer's effective length; an explicit max_tokens that does not fit in the context is cut to
+ * it (the answer then ends with "length"), the default also to what the pool can hold. */
+static int choose_max_tokens(const struct engine *g, const struct engine_submit_options *o,
+                             int *out, struct err *e) {
     int context = g->sizes.o.context, room = context - o->n_prompt;
     if (room < 1)
-        return err_raise(e, E_TOO_LONG, "the prompt has %d tokens, the context %d; an answer needs at least one",
+        return err_raise(e, E_TOO_LONG,
+                         "the prompt has %d tokens, the context %d; an answer needs at least one",
                          o->n_prompt, context);
     int pool_room = g->pool_tokens - o->n_prompt;
     if (pool_room < 1)
-        return err_raise(e, E_TOO_LONG, "the prompt has %d tokens, the KV pool can hold %d of one sequence",
+        return err_raise(e, E_TOO_LONG,
+                         "the prompt has %d tokens, the KV pool can hold %d of one sequence",
                          o->n_prompt, g->pool_tokens);
     int n = o->params.max_tokens;
     if (n < 0) {
@@ -49,15 +52,17 @@ static int choose_max_tokens(const struct engine *g, const struct engine_submit_
     }
     if (n > room) n = room;
     if (n > pool_room)
-        return err_raise(e, E_TOO_LONG,
-                         "prompt of %d and max_tokens of %d can never fit: the KV pool holds %d tokens of "
-                         "one sequence",
-                         o->n_prompt, n, g->pool_tokens);
+        return err_raise(
+            e, E_TOO_LONG,
+            "prompt of %d and max_tokens of %d can never fit: the KV pool holds %d tokens of "
+            "one sequence",
+            o->n_prompt, n, g->pool_tokens);
     *out = n;
     return 0;
 }
 
-static int check_options(const struct engine *g, const struct engine_submit_options *o, struct err *e) {
+static int check_options(const struct engine *g, const struct engine_submit_options *o,
+                         struct err *e) {
     int rc = verify_params_check(&o->params, e);
     if (rc) return rc;
     if (o->n_prompt < 1 || !o->prompt) return err_raise(e, E_RANGE, "the prompt is empty");
@@ -67,8 +72,8 @@ static int check_options(const struct engine *g, const struct engine_submit_opti
                              g->sizes.vocab - 1);
     if (o->params.min_tokens > 0 && g->n_eog > ENGINE_MAX_BANNED)
         return err_raise(e, E_UNSUPPORTED,
-                         "min_tokens: the model has %d end tokens, at most %d can be held back", g->n_eog,
-                         ENGINE_MAX_BANNED);
+                         "min_tokens: the model has %d end tokens, at most %d can be held back",
+                         g->n_eog, ENGINE_MAX_BANNED);
     return 0;
 }
 
@@ -76,13 +81,14 @@ static int check_queue(const struct engine *g, struct err *e) {
     if (atomic_load(&g->draining)) return err_raise(e, E_CLOSED, "shutting down: no new requests");
     int n = atomic_load(&g->n_waiting);
     if (n >= g->sizes.o.max_queue)
-        return err_raise(e, E_FULL, "overloaded: %d requests wait already, at most %d may; retry later", n,
+        return err_raise(e, E_FULL,
+                         "overloaded: %d requests wait already, at most %d may; retry later", n,
                          g->sizes.o.max_queue);
     return 0;
 }
 
-int engine_submit(struct engine *g, const struct engine_submit_options *o, struct engine_request **out,
-                  struct err *e) {
+int engine_submit(struct engine *g, const struct engine_submit_options *o,
+                  struct engine_request **out, struct err *e) {
     struct engine_request *r;
     int max_tokens = 0, rc = check_queue(g, e);
     if (!rc) rc = check_options(g, o, e);
@@ -117,6 +123,10 @@ void engine_pause(struct engine *g, struct engine_request *r, bool paused) {
     engine__wake(g);
 }
 
-void engine_drain(struct engine *g) { atomic_store(&g->draining, true); }
+void engine_drain(struct engine *g) {
+    atomic_store(&g->draining, true);
+}
 
-bool engine_idle(const struct engine *g) { return atomic_load(&g->n_live) == 0; }
+bool engine_idle(const struct engine *g) {
+    return atomic_load(&g->n_live) == 0;
+}

@@ -1,5 +1,6 @@
-/* A request's memory: everything is allocated at submission, on the submitter's thread, and freed by whoever
- * lets go last. The step thread publishes with release stores, the owner reads with acquire loads. */
+/* A request's memory: everything is allocated at submission, on the submitter's thread, and freed
+ * by whoever lets go last. The step thread publishes with release stores, the owner reads with
+ * acquire loads. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,8 @@
 #include "engine/engine_private.h"
 
 const char *engine_finish_name(enum engine_finish f) {
-    static const char *const names[] = {"running", "stop", "length", "cancelled", "error", "aborted"};
+    static const char *const names[] = {"running",   "stop",  "length",
+                                        "cancelled", "error", "aborted"};
     return (unsigned)f < sizeof names / sizeof *names ? names[f] : "unknown";
 }
 
@@ -21,8 +23,8 @@ static uint64_t draw_seed(void) {
     return seed >> 11;
 }
 
-int engine__request_make(const struct engine *g, const struct engine_submit_options *o, int max_tokens,
-                         struct engine_request **out, struct err *e) {
+int engine__request_make(const struct engine *g, const struct engine_submit_options *o,
+                         int max_tokens, struct engine_request **out, struct err *e) {
     struct engine_request *r = calloc(1, sizeof *r);
     if (!r) return err_raise(e, E_NOMEM, "no memory for a request");
     r->params = o->params;
@@ -43,7 +45,8 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     r->ids = malloc(n * sizeof *r->ids);
     if (o->params.logprobs >= 0) r->logprobs = malloc((size_t)max_tokens * sizeof *r->logprobs);
     if (!r->ids || (o->params.logprobs >= 0 && !r->logprobs)) {
-        rc = err_raise(e, E_NOMEM, "no memory for a request of %d prompt tokens and %d answer tokens",
+        rc = err_raise(e, E_NOMEM,
+                       "no memory for a request of %d prompt tokens and %d answer tokens",
                        o->n_prompt, max_tokens);
         goto fail;
     }
@@ -96,11 +99,12 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
 
 void engine_release(struct engine *g, struct engine_request *r) {
     /* A call of notify that has begun is waited for; none begins after. */
-    for (int want = NOTIFY_FREE; !atomic_compare_exchange_weak(&r->notify_state, &want, NOTIFY_NEVER);
-         want = NOTIFY_FREE)
+    for (int want = NOTIFY_FREE;
+         !atomic_compare_exchange_weak(&r->notify_state, &want, NOTIFY_NEVER); want = NOTIFY_FREE)
         sched_yield();
     /* A finished request needs no engine: it may be closed already. */
-    if (atomic_load_explicit(&r->finish, memory_order_acquire) == ENGINE_RUNNING) engine_cancel(g, r);
+    if (atomic_load_explicit(&r->finish, memory_order_acquire) == ENGINE_RUNNING)
+        engine_cancel(g, r);
     engine__request_unref(r);
 }
 

@@ -1,7 +1,8 @@
-/* Which rows a step computes. Every generating sequence that is not paused has its rows in each step; prompt
- * rows fill a share of the step's time beside them, so that a long prompt slows the others' streams by a known
- * factor and no more. The share is turned into rows by running estimates of what a step of n generated rows
- * and what one prompt row cost. How rows are cut changes no row's result (kernels.h), only when it comes. */
+/* Which rows a step computes. Every generating sequence that is not paused has its rows in each
+ * step; prompt rows fill a share of the step's time beside them, so that a long prompt slows the
+ * others' streams by a known factor and no more. The share is turned into rows by running estimates
+ * of what a step of n generated rows and what one prompt row cost. How rows are cut changes no
+ * row's result (kernels.h), only when it comes. */
 #include "engine/engine_private.h"
 
 enum { N_GEN_BUCKETS = 16 };
@@ -13,8 +14,8 @@ static int bucket_of(int n) {
     return i;
 }
 
-/* Time of a step of n generated rows; the nearest known bucket serves for an unknown one (a few rows cost
- * nearly what one costs while weights are what is read). 0: nothing is known. */
+/* Time of a step of n generated rows; the nearest known bucket serves for an unknown one (a few
+ * rows cost nearly what one costs while weights are what is read). 0: nothing is known. */
 static double gen_estimate(const struct engine_costs *c, int n) {
     int at = bucket_of(n);
     for (int d = 0; d < N_GEN_BUCKETS; d++) {
@@ -35,7 +36,8 @@ void engine__costs_update(struct engine_costs *c, int n_gen, int n_prompt, doubl
     }
     if (n_gen == 0) {
         /* A handful of rows is mostly the step's fixed part and would make rows look dear. */
-        if (n_prompt >= ENGINE_MIN_CHUNK || c->prompt_row_ns == 0) blend(&c->prompt_row_ns, ns / n_prompt);
+        if (n_prompt >= ENGINE_MIN_CHUNK || c->prompt_row_ns == 0)
+            blend(&c->prompt_row_ns, ns / n_prompt);
         return;
     }
     double gen = gen_estimate(c, n_gen);
@@ -53,7 +55,9 @@ int engine__prompt_budget(const struct engine_costs *c, int n_gen, int max_rows,
     return n < most ? (int)n : most;
 }
 
-static int left(const struct engine_request *r) { return r->n_prompt - r->n_kv - r->n_rows; }
+static int left(const struct engine_request *r) {
+    return r->n_prompt - r->n_kv - r->n_rows;
+}
 
 static int give(struct engine_request *r, int rows) {
     int n = left(r) < rows ? left(r) : rows;
@@ -61,8 +65,8 @@ static int give(struct engine_request *r, int rows) {
     return n;
 }
 
-/* Deal `budget` prompt rows: half to the sequence that came first, the rest to those with least left to do, so
- * that a short question passes a long document and the document still moves. */
+/* Deal `budget` prompt rows: half to the sequence that came first, the rest to those with least
+ * left to do, so that a short question passes a long document and the document still moves. */
 static void deal(struct engine_request **prefill, int n, int budget) {
     if (n == 0) return;
     budget -= give(prefill[0], n == 1 ? budget : (budget + 1) / 2);

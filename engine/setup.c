@@ -1,5 +1,5 @@
-/* What opening will reserve, from options and headers alone: the one computation behind start-up, `tandem plan`
- * and the refusal of what does not fit. */
+/* What opening will reserve, from options and headers alone: the one computation behind start-up,
+ * `tandem plan` and the refusal of what does not fit. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -25,7 +25,9 @@ static int check_int(const char *name, int value, int lo, int hi, struct err *e)
 
 /* Defaults and ranges; none of them needs the backend. */
 static int fill_options(struct engine_options *o, const struct model_config *c, struct err *e) {
-    if (o->draft_path) return err_raise(e, E_UNSUPPORTED, "draft %s: speculation is not built in yet", o->draft_path);
+    if (o->draft_path)
+        return err_raise(e, E_UNSUPPORTED, "draft %s: speculation is not built in yet",
+                         o->draft_path);
     if (o->dummy_weights) return err_raise(e, E_UNSUPPORTED, "dummy weights are not built in yet");
     if (o->context == 0) o->context = c->context;
     if (o->max_rows == 0) o->max_rows = DEFAULT_ROWS;
@@ -39,7 +41,8 @@ static int fill_options(struct engine_options *o, const struct model_config *c, 
     if (!rc) rc = check_int("max_seqs", o->max_seqs, 1, ENGINE_MAX_SEQS, e);
     if (!rc) rc = check_int("select_layer", o->select_layer, 0, c->n_layers, e);
     if (!rc && o->max_rows <= o->max_seqs * ENGINE_ROWS_A_SEQ)
-        rc = err_raise(e, E_RANGE, "max_rows is %d; %d sequences at once need more than %d rows a step",
+        rc = err_raise(e, E_RANGE,
+                       "max_rows is %d; %d sequences at once need more than %d rows a step",
                        o->max_rows, o->max_seqs, o->max_seqs * ENGINE_ROWS_A_SEQ);
     if (!rc && !(o->prefill_share > 0 && o->prefill_share <= 1))
         rc = err_raise(e, E_RANGE, "prefill_share is %g, allowed is (0, 1]", o->prefill_share);
@@ -78,23 +81,27 @@ static void split_layers(struct engine_sizes *s, const struct model_config *c) {
     }
 }
 
-/* Arena bytes that all sequences at full context could fill; extents round, and one more sequence's worth is
- * enough for that. */
+/* Arena bytes that all sequences at full context could fill; extents round, and one more sequence's
+ * worth is enough for that. */
 static size_t most_arena_bytes(const struct engine_sizes *s) {
     size_t block = 0, most;
     for (int c = 0; c < KVPOOL_N_CLASSES; c++) block += kvpool_page_bytes(&s->pool.shape[c]);
-    return checked_mul(block, (size_t)(s->o.max_seqs + 1) * (size_t)s->pool.max_blocks, &most) ? most : SIZE_MAX;
+    return checked_mul(block, (size_t)(s->o.max_seqs + 1) * (size_t)s->pool.max_blocks, &most)
+               ? most
+               : SIZE_MAX;
 }
 
 int engine__check_plan(struct engine_sizes *s, const struct plan *p, bool asked_context,
                        struct err *e) {
     size_t used = p->device_bytes + (p->device_is_host ? p->host_bytes : 0) + p->margin_bytes;
-    if (!p->fits && (asked_context || p->largest_context < 2 || used > p->budget_bytes)) return plan_check(p, e);
+    if (!p->fits && (asked_context || p->largest_context < 2 || used > p->budget_bytes))
+        return plan_check(p, e);
     if (s->o.context > p->largest_context) s->o.context = p->largest_context;
     return 0;
 }
 
-static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_bytes, bool unified, struct err *e) {
+static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_bytes, bool unified,
+                     struct err *e) {
     struct plan_input in = {
         .target_weight_bytes = s->weight_bytes,
         .workspace_bytes = s->workspace_bytes,
@@ -110,7 +117,8 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
         .budget_bytes = free_bytes,
         .device_is_host = unified,
         .context = s->o.context,
-        .lookahead = 0, /* the last answer token has no K and V: its place is the row of look-ahead */
+        .lookahead =
+            0, /* the last answer token has no K and V: its place is the row of look-ahead */
         .max_rows = s->o.max_rows,
     };
     in.pool.arena_bytes = s->o.kv_memory_bytes;

@@ -1,4 +1,5 @@
-/* Numbers for people and dashboards. The step thread counts in its own copy and publishes it once a step. */
+/* Numbers for people and dashboards. The step thread counts in its own copy and publishes it once a
+ * step. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,8 +11,8 @@
 /* Seconds; the last bucket is +inf. */
 static const double ttft_bounds[ENGINE_N_BUCKETS] = {.001, .005, .01, .025, .05, .1, .25, .5,
                                                      1,    2.5,  5,   10,   30,  60, 120, INFINITY};
-static const double itl_bounds[ENGINE_N_BUCKETS] = {.0005, .001, .0025, .005, .0075, .01, .025, .05,
-                                                    .075,  .1,   .25,   .5,   1,     2.5, 5,    INFINITY};
+static const double itl_bounds[ENGINE_N_BUCKETS] = {
+    .0005, .001, .0025, .005, .0075, .01, .025, .05, .075, .1, .25, .5, 1, 2.5, 5, INFINITY};
 static const double e2e_bounds[ENGINE_N_BUCKETS] = {.05, .1, .25, .5,  1,   2.5, 5,    10,
                                                     20,  30, 60,  120, 300, 600, 1800, INFINITY};
 

@@ -1,6 +1,6 @@
 /* The step thread: take what was submitted, admit, compute one batch, commit, publish. Between
- * allocguard_enter and allocguard_leave nothing is allocated or freed; owners are told and memory is let go
- * after it. */
+ * allocguard_enter and allocguard_leave nothing is allocated or freed; owners are told and memory
+ * is let go after it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@
 
 /* ---- The end of a request ---- */
 
-/* The request leaves for `done`; its owner learns of it in deliver(), after the numbers were published, so
- * that whoever sees an end finds it counted. It must be on no other list. */
+/* The request leaves for `done`; its owner learns of it in deliver(), after the numbers were
+ * published, so that whoever sees an end finds it counted. It must be on no other list. */
 static void retire(struct engine *g, struct engine_request *r, enum engine_finish end) {
     r->end = end;
     r->finished_ns = clock_ns();
@@ -21,7 +21,8 @@ static void retire(struct engine *g, struct engine_request *r, enum engine_finis
     engine__list_push(&g->done, r);
 }
 
-/* Take running[idx] out: its finished blocks stay in the cache, its pages and reservation go back. */
+/* Take running[idx] out: its finished blocks stay in the cache, its pages and reservation go back.
+ */
 static void leave(struct engine *g, int idx, enum engine_finish end) {
     struct engine_request *r = g->running[idx];
     if (r->use_cache && end != ENGINE_FAILED) {
@@ -32,7 +33,8 @@ static void leave(struct engine *g, int idx, enum engine_finish end) {
     kvpool_seq_close(g->pool, r->seq);
     g->free_slot[g->n_free_slots++] = r->slot;
     g->n_running--;
-    memmove(&g->running[idx], &g->running[idx + 1], (size_t)(g->n_running - idx) * sizeof g->running[0]);
+    memmove(&g->running[idx], &g->running[idx + 1],
+            (size_t)(g->n_running - idx) * sizeof g->running[0]);
     retire(g, r, end);
 }
 
@@ -68,20 +70,22 @@ static void drop_cancelled(struct engine *g) {
             leave(g, i, ENGINE_CANCELLED);
 }
 
-/* First in, first out: while the head of the queue has no room, nobody behind it is let past, so that a long
- * request is not starved by short ones. The last answer token never gets K and V of its own, so that
- * n_prompt + max_tokens already holds one row of look-ahead. */
+/* First in, first out: while the head of the queue has no room, nobody behind it is let past, so
+ * that a long request is not starved by short ones. The last answer token never gets K and V of its
+ * own, so that n_prompt + max_tokens already holds one row of look-ahead. */
 static void admit(struct engine *g) {
     while (g->waiting.head && g->n_running < g->sizes.o.max_seqs) {
         struct engine_request *r = g->waiting.head;
         struct err e = {0};
         int n_hit = 0;
-        int rc = kvpool_seq_open(g->pool, r->n_prompt + r->max_tokens, false, r->use_cache ? r->ids : NULL,
-                                 r->use_cache ? r->n_prompt : 0, r->salt, &r->seq, &n_hit, &e);
+        int rc = kvpool_seq_open(g->pool, r->n_prompt + r->max_tokens, false,
+                                 r->use_cache ? r->ids : NULL, r->use_cache ? r->n_prompt : 0,
+                                 r->salt, &r->seq, &n_hit, &e);
         if (rc == E_FULL) return;
         engine__list_pop(&g->waiting);
         atomic_fetch_sub(&g->n_waiting, 1);
-        if (rc) { /* submission refused what can never fit: not reached, but no reason to stop the server */
+        if (rc) { /* submission refused what can never fit: not reached, but no reason to stop the
+                     server */
             r->error_code = rc;
             snprintf(r->error, sizeof r->error, "%s", e.message);
             retire(g, r, ENGINE_FAILED);
@@ -105,12 +109,14 @@ static void trace(struct engine *g) {
     for (int i = 0; i < g->n_turn; i++) {
         const struct engine_request *r = g->turn[i];
         for (int k = 0; k < r->n_logits; k++) {
-            const float *logits = g->batch.dev_logits + (size_t)(r->first_logit + k) * (size_t)g->sizes.vocab;
+            const float *logits =
+                g->batch.dev_logits + (size_t)(r->first_logit + k) * (size_t)g->sizes.vocab;
             if (g->kern->ops->download(g->kern, g->trace_row, logits,
                                        (size_t)g->vocab * sizeof *g->trace_row, NULL))
                 continue;
             allocguard_leave(); /* the sink is a test's */
-            g->trace(g->trace_arg, r, r->n_kv + r->n_rows - r->n_logits + k, g->trace_row, g->vocab);
+            g->trace(g->trace_arg, r, r->n_kv + r->n_rows - r->n_logits + k, g->trace_row,
+                     g->vocab);
             allocguard_enter();
         }
     }
@@ -128,14 +134,16 @@ static int compute(struct engine *g, struct err *e) {
     int rc = engine__batch_build(g, &pass, e);
     if (!rc) rc = model_forward(g->model, &pass, e);
     if (!rc && b->n_logits > 0) {
-        struct kern_history history = {b->dev_prompt_count, b->dev_output_count, (size_t)g->sizes.vocab};
-        rc = k->ops->sample(k, b->n_logits, g->vocab, b->dev_logits, (size_t)g->sizes.vocab, b->sample.dev,
-                            &history, b->sample_scratch, b->dev_sampled, NULL);
+        struct kern_history history = {b->dev_prompt_count, b->dev_output_count,
+                                       (size_t)g->sizes.vocab};
+        rc = k->ops->sample(k, b->n_logits, g->vocab, b->dev_logits, (size_t)g->sizes.vocab,
+                            b->sample.dev, &history, b->sample_scratch, b->dev_sampled, NULL);
         if (rc) err_raise(e, rc, "sampling of %d rows failed", b->n_logits);
     }
     if (!rc) rc = k->ops->sync(k, e);
     if (!rc && b->n_logits > 0)
-        rc = k->ops->download(k, b->sampled, b->dev_sampled, (size_t)b->n_logits * sizeof *b->sampled, e);
+        rc = k->ops->download(k, b->sampled, b->dev_sampled,
+                              (size_t)b->n_logits * sizeof *b->sampled, e);
     uint64_t kv_bytes = 0;
     if (!rc) rc = k->ops->download(k, &kv_bytes, b->dev_kv_bytes, sizeof kv_bytes, e);
     g->live.kv_bytes_read += kv_bytes;
@@ -163,12 +171,13 @@ static void count_latency(struct engine *g, struct engine_request *r, int64_t no
     r->last_token_ns = now;
 }
 
-/* Append one drawn token. Returns how the request ends, ENGINE_RUNNING where it goes on. A token that ends
- * the answer is counted like any other; its text is cut by verify_text. */
+/* Append one drawn token. Returns how the request ends, ENGINE_RUNNING where it goes on. A token
+ * that ends the answer is counted like any other; its text is cut by verify_text. */
 static enum engine_finish commit_token(struct engine *g, struct engine_request *r,
                                        const struct kern_sampled *s, int64_t now, struct err *e) {
     if (s->token < 0) {
-        err_raise(e, E_NUMERIC, "the model's output at position %d holds values that are no numbers",
+        err_raise(e, E_NUMERIC,
+                  "the model's output at position %d holds values that are no numbers",
                   r->n_prompt + r->n_out);
         return ENGINE_FAILED;
     }
@@ -215,15 +224,16 @@ static bool step(struct engine *g) {
         if (rc) fail(g, find_running(g, g->turn[i]), rc, e.message);
         else commit(g, g->turn[i], end);
     }
-    if (!rc) engine__costs_update(&g->costs, g->batch.n_gen, g->batch.n_prompt, (double)(end - start));
+    if (!rc)
+        engine__costs_update(&g->costs, g->batch.n_gen, g->batch.n_prompt, (double)(end - start));
     g->live.n_steps++;
     g->live.n_rows += (uint64_t)n_rows;
     g->live.step_seconds += (double)(clock_ns() - start) / 1e9;
     return true;
 }
 
-/* Outside of the guard: publish, tell owners, let go of what ended. The engine is idle before the last owner
- * is told, so that a server that drains may look when it is told. */
+/* Outside of the guard: publish, tell owners, let go of what ended. The engine is idle before the
+ * last owner is told, so that a server that drains may look when it is told. */
 static void deliver(struct engine *g) {
     engine__stats_publish(g);
     for (int i = 0; i < g->n_running; i++) {

@@ -31,7 +31,8 @@ struct engine *tiny_engine_open(const struct engine_options *o, const struct tin
 }
 
 void tiny_prompt(uint64_t seed, int32_t *ids, int n) {
-    for (int i = 0; i < n; i++) ids[i] = (int32_t)(rng_u32(seed, (uint64_t)i, RNG_TEST, 0) % TINY_IM_START);
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)(rng_u32(seed, (uint64_t)i, RNG_TEST, 0) % TINY_IM_START);
 }
 
 void tiny_submit_options(struct engine_submit_options *s, const int32_t *prompt, int n_prompt) {
@@ -63,7 +64,9 @@ struct engine_progress tiny_wait_tokens(const struct engine_request *r, int n) {
     }
 }
 
-struct engine_progress tiny_wait(const struct engine_request *r) { return tiny_wait_tokens(r, INT32_MAX); }
+struct engine_progress tiny_wait(const struct engine_request *r) {
+    return tiny_wait_tokens(r, INT32_MAX);
+}
 
 int tiny_run(struct engine *g, const struct engine_submit_options *s, int32_t *out,
              struct engine_progress *final) {
@@ -110,8 +113,13 @@ static void naive_row(struct naive *v, int32_t token, int32_t position, bool gen
     int32_t zero = 0, one = 1, slot = v->pages[position / 64];
     v->n_blocks = position / 64 + 1;
     struct model_pass pass = {
-        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated}, .token = &token, .position = &position,
-                  .row_seq = &zero, .n_seqs = 1, .seq_row = &zero, .seq_n_rows = &one},
+        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated},
+                  .token = &token,
+                  .position = &position,
+                  .row_seq = &zero,
+                  .n_seqs = 1,
+                  .seq_row = &zero,
+                  .seq_n_rows = &one},
         .n_groups = 1,
         .n_logits = 1,
         .logit_row = &zero,
@@ -123,13 +131,17 @@ static void naive_row(struct naive *v, int32_t token, int32_t position, bool gen
         .arena = v->arena,
         .kv_dtype = v->kv_dtype,
         .slot_page = &slot,
-        .lists = {.page = v->pages, .block = v->blocks, .n_blocks = &v->n_blocks, .capacity = 64, .seq_stride = 1},
+        .lists = {.page = v->pages,
+                  .block = v->blocks,
+                  .n_blocks = &v->n_blocks,
+                  .capacity = 64,
+                  .seq_stride = 1},
     };
     assert_ok(model_forward(v->m, &pass, &e), e);
 }
 
-void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision, const int32_t *prompt,
-                       int n_prompt, int32_t *out, int n_out) {
+void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision,
+                       const int32_t *prompt, int n_prompt, int32_t *out, int n_out) {
     struct err e = {0};
     static struct naive v;
     struct kern_options ko = {.n_threads = 1, .precision = precision};
@@ -143,8 +155,10 @@ void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precisi
     assert_ok(model_open(&v.m, src, v.k, &caps, NULL, NULL, &e), e);
     model_source_close(src);
     v.kv_dtype = precision == KERN_REFERENCE ? KERN_F32 : KERN_F16;
-    struct kvpool_page_shape shape = {.n_layers = t->n_layers, .n_kv_heads = t->n_kv_heads,
-                                      .head_dim = t->head_dim, .elem_bytes = v.kv_dtype == KERN_F32 ? 4 : 2};
+    struct kvpool_page_shape shape = {.n_layers = t->n_layers,
+                                      .n_kv_heads = t->n_kv_heads,
+                                      .head_dim = t->head_dim,
+                                      .elem_bytes = v.kv_dtype == KERN_F32 ? 4 : 2};
     size_t page = kvpool_page_bytes(&shape);
     assert_ok(v.k->ops->reserve(v.k, page * 64, &arena, &e), e);
     v.arena = arena;

@@ -1,8 +1,8 @@
 #ifndef TANDEM_TESTS_ENGINE_HELPER_H
 #define TANDEM_TESTS_ENGINE_HELPER_H
 
-/* What the engine's tests share: an engine over the tiny model, requests with a short way to ask for them, and
- * a naive greedy loop to compare with. */
+/* What the engine's tests share: an engine over the tiny model, requests with a short way to ask
+ * for them, and a naive greedy loop to compare with. */
 
 #include "engine/engine.h"
 #include "tests/harness.h"
@@ -18,14 +18,15 @@ enum { TINY_SLOW = 0 };
 /* Bytes of one block's pages in the default tiny model with 2-byte KV. */
 enum { TINY_BLOCK_BYTES = 3 * 2 * 2 * 64 * 16 * 2 };
 
-/* The tiny model's defaults and the options that most tests start from: 1 thread, 8 sequences, 64 rows a step, a pool of 64
- * blocks. */
+/* The tiny model's defaults and the options that most tests start from: 1 thread, 8 sequences, 64
+ * rows a step, a pool of 64 blocks. */
 void tiny_engine_options(struct engine_options *o);
 
 /* Open over a fresh file of `t` (NULL: defaults), which is gone again when this returns. */
 struct engine *tiny_engine_open(const struct engine_options *o, const struct tiny_options *t);
 
-/* n ids of plain bytes and merges, a pure function of the seed; the first n of a longer call are the same. */
+/* n ids of plain bytes and merges, a pure function of the seed; the first n of a longer call are
+ * the same. */
 void tiny_prompt(uint64_t seed, int32_t *ids, int n);
 
 /* Greedy, max_tokens 16, seed 1. */
@@ -46,9 +47,10 @@ int tiny_run(struct engine *g, const struct engine_submit_options *s, int32_t *o
 /* Nothing runs, and of the pool nothing is used or reserved: all pages are free or cached. */
 void tiny_assert_pool_whole(struct engine *g);
 
-/* The first n_out tokens of the greedy continuation, by one-row passes that start from nothing for each
- * token, over pages in scrambled order and all layers in one group: none of the engine's code. */
-void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision, const int32_t *prompt,
-                       int n_prompt, int32_t *out, int n_out);
+/* The first n_out tokens of the greedy continuation, by one-row passes that start from nothing for
+ * each token, over pages in scrambled order and all layers in one group: none of the engine's code.
+ */
+void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision,
+                       const int32_t *prompt, int n_prompt, int32_t *out, int n_out);
 
 #endif

@@ -12,12 +12,12 @@
 #include "base/err.h"
 #include "model/gguf.h"
 
-/* Greedy tokens equal those of a loop that shares none of the engine's code, on both numeric paths, over
- * matrices that are multiplied in f32 and in 8 bit. A border between prompt and answer in every place of a
- * block. */
+/* Greedy tokens equal those of a loop that shares none of the engine's code, on both numeric paths,
+ * over matrices that are multiplied in f32 and in 8 bit. A border between prompt and answer in
+ * every place of a block. */
 static void test_engine_greedy_equals_naive(void) {
     enum kern_dtype dtypes[] = {KERN_F32, KERN_Q8_0, KERN_Q4_1};
-    enum { N_OUT = 6, N_LENGTHS = 4 };
+    enum { N_OUT = TINY_SLOW ? 3 : 6, N_LENGTHS = 4 };
     static const int lengths[N_LENGTHS] = {1, 63, 64, 65};
     int n_different = 0;
     for (int c = 0; c < 4; c++) {
@@ -29,7 +29,8 @@ static void test_engine_greedy_equals_naive(void) {
         tiny_engine_options(&o);
         o.precision = c == 3 ? KERN_REFERENCE : KERN_FAST;
         struct engine *g = tiny_engine_open(&o, &t);
-        for (size_t i = c == 3 ? N_LENGTHS - 1 : 0; i < N_LENGTHS; i++) { /* the reference path is slow */
+        for (size_t i = c == 3 ? N_LENGTHS - 1 : 0; i < N_LENGTHS;
+             i++) { /* the reference path is slow */
             int32_t prompt[65], want[N_OUT], got[N_OUT];
             struct engine_submit_options s;
             struct engine_progress p;
@@ -45,7 +46,8 @@ static void test_engine_greedy_equals_naive(void) {
         }
         engine_close(g);
     }
-    assert_true(n_different > 40); /* the text is no constant that would be right by chance */
+    assert_true(n_different >
+                (TINY_SLOW ? 16 : 40)); /* the text is no constant that would be right by chance */
 }
 
 /* ---- Stops, limits, end tokens ---- */
@@ -78,7 +80,8 @@ static void test_engine_stop_strings(void) {
         char *text = text_of(g, all, n, &bytes);
         /* Two printable characters in a row from the middle: they end the second run. */
         size_t at = bytes / 2;
-        while (at + 2 < bytes && !(text[at] >= 32 && text[at] < 127 && text[at + 1] >= 32 && text[at + 1] < 127))
+        while (at + 2 < bytes &&
+               !(text[at] >= 32 && text[at] < 127 && text[at + 1] >= 32 && text[at + 1] < 127))
             at++;
         if (at + 2 >= bytes) {
             free(text);
@@ -121,15 +124,16 @@ static void test_engine_stop_strings(void) {
     engine_close(g);
 }
 
-/* A hot sampler over few tokens meets an end token soon: then min_tokens must hold it off, and ignore_eos
- * must go on through it with the very same tokens up to there. */
+/* A hot sampler over few tokens meets an end token soon: then min_tokens must hold it off, and
+ * ignore_eos must go on through it with the very same tokens up to there. */
 static void test_engine_end_tokens(void) {
     struct engine_options o;
     tiny_engine_options(&o);
     struct engine *g = tiny_engine_open(&o, NULL);
     int n_ended = 0;
     for (uint64_t seed = 0; seed < 20 && n_ended < (TINY_SLOW ? 2 : 5); seed++) {
-        int32_t prompt[3], ended[300], on[300], held[300]; /* a banned id moves the draws: other text */
+        int32_t prompt[3], ended[300], on[300],
+            held[300]; /* a banned id moves the draws: other text */
         struct engine_submit_options s;
         struct engine_progress p;
         tiny_prompt(seed, prompt, 3);
@@ -164,7 +168,8 @@ struct last_rows {
     int n;
 };
 
-static void keep_row(void *arg, const struct engine_request *r, int position, const float *logits, int n) {
+static void keep_row(void *arg, const struct engine_request *r, int position, const float *logits,
+                     int n) {
     struct last_rows *l = arg;
     (void)r;
     (void)position;
@@ -274,8 +279,8 @@ static void test_engine_open_refusals(void) {
     static const struct {
         const char *what;
         int rc;
-    } want[] = {{"context", E_RANGE},      {"max_rows", E_RANGE},   {"max_seqs", E_RANGE},
-                {"select_layer", E_RANGE}, {"kv type", E_INVALID},  {"device", E_UNSUPPORTED},
+    } want[] = {{"context", E_RANGE},      {"max_rows", E_RANGE},    {"max_seqs", E_RANGE},
+                {"select_layer", E_RANGE}, {"kv type", E_INVALID},   {"device", E_UNSUPPORTED},
                 {"draft", E_UNSUPPORTED},  {"nowhere", E_NOT_FOUND}, {"prefill_share", E_RANGE},
                 {"--ctx-size", E_FULL},    {"--kv-memory", E_FULL}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
@@ -297,13 +302,15 @@ static void test_engine_open_refusals(void) {
         if (i == 10) o.kv_memory_bytes = (size_t)1 << 40;
         int rc = engine_open(&g, &o, NULL, NULL, &e);
         if (rc != want[i].rc) fail_msg("%s: %d %s", want[i].what, rc, e.message);
-        if (!strstr(e.message, want[i].what)) fail_msg("'%s' does not name %s", e.message, want[i].what);
+        if (!strstr(e.message, want[i].what))
+            fail_msg("'%s' does not name %s", e.message, want[i].what);
         assert_null(g);
     }
     unlink(path);
 }
 
-/* An embedding row of NaN: the request whose prompt holds that token fails, its neighbours do not notice. */
+/* An embedding row of NaN: the request whose prompt holds that token fails, its neighbours do not
+ * notice. */
 static void test_engine_nan_fails_one(void) {
     enum { POISON = 200 };
     struct tiny_options t;
@@ -315,11 +322,13 @@ static void test_engine_nan_fails_one(void) {
     assert_ok(gguf_open_bytes(&file, (const uint8_t *)b.data, b.n, &e), e);
     const struct gguf_tensor *embd = gguf_tensor_find(file, "token_embd.weight");
     const struct gguf_tensor *head = gguf_tensor_find(file, "output.weight");
-    size_t row = (size_t)t.hidden * 4, at = (size_t)(embd->data - (const uint8_t *)b.data) + POISON * row;
+    size_t row = (size_t)t.hidden * 4,
+           at = (size_t)(embd->data - (const uint8_t *)b.data) + POISON * row;
     size_t head_at = (size_t)(head->data - (const uint8_t *)b.data) + POISON * row;
     gguf_close(file);
     memset(b.data + at, 0xff, row);
-    memset(b.data + head_at, 0, row); /* a logit of 0 is far from the largest: nobody generates it */
+    memset(b.data + head_at, 0,
+           row); /* a logit of 0 is far from the largest: nobody generates it */
     char path[] = "/tmp/tandem-nan-XXXXXX.gguf";
     int fd = mkstemps(path, 5);
     assert_int_equal(write(fd, b.data, b.n), b.n);
@@ -358,8 +367,8 @@ static void test_engine_nan_fails_one(void) {
 
 /* ---- The next turn ---- */
 
-/* A second turn that repeats the first with its answer and adds little: all whole blocks but the last 32
- * tokens come from the cache, whoever computed them, and another tenant gets nothing. */
+/* A second turn that repeats the first with its answer and adds little: all whole blocks but the
+ * last 32 tokens come from the cache, whoever computed them, and another tenant gets nothing. */
 static void test_engine_second_turn(void) {
     struct engine_options o;
     struct engine_submit_options s;
@@ -384,7 +393,8 @@ static void test_engine_second_turn(void) {
     assert_int_equal(p.n_cached_prompt, 1099 / 64 * 64); /* the last answer token had no K and V */
     engine_get_stats(g, &after);
     assert_int_equal(after.n_rows - before.n_rows, 1150 - 1099 / 64 * 64);
-    assert_int_equal(after.n_cached_prompt_tokens - before.n_cached_prompt_tokens, p.n_cached_prompt);
+    assert_int_equal(after.n_cached_prompt_tokens - before.n_cached_prompt_tokens,
+                     p.n_cached_prompt);
     s.n_prompt = 1100; /* a regenerated answer: the last 32 tokens are computed again */
     tiny_run(g, &s, NULL, &p);
     assert_int_equal(p.n_cached_prompt, (1100 - 32) / 64 * 64);
@@ -411,7 +421,8 @@ static void test_engine_penalties(void) {
     tiny_submit_options(&s, prompt, 8);
     s.params.max_tokens = 120;
     s.params.ignore_eos = true;
-    s.params.repetition_penalty = 100; /* no token of prompt or answer comes again while others are positive */
+    s.params.repetition_penalty =
+        100; /* no token of prompt or answer comes again while others are positive */
     s.params.presence_penalty = 2;
     s.params.frequency_penalty = 2;
     for (int round = 0; round < 2; round++) { /* the second one takes a used slot */

@@ -1,7 +1,8 @@
-/* verify/: ranges of the sampling settings by table, and the text of a stream against a twin that looks at
- * everything again after every byte. The twin is quadratic and knows no automaton: it compares each stop with
- * the end of the text, and each proper prefix of each stop. Streams are random over small alphabets, so that
- * stops and their beginnings are met often, and are cut at random places. */
+/* verify/: ranges of the sampling settings by table, and the text of a stream against a twin that
+ * looks at everything again after every byte. The twin is quadratic and knows no automaton: it
+ * compares each stop with the end of the text, and each proper prefix of each stop. Streams are
+ * random over small alphabets, so that stops and their beginnings are met often, and are cut at
+ * random places. */
 #include "tests/harness.h"
 
 #include <math.h>
@@ -157,10 +158,17 @@ static void test_verify_text_known_cases(void) {
     static const struct {
         const char *text, *stops[3];
     } cases[] = {
-        {"aaab", {"aab"}},         {"xaabaabaac", {"aabaac"}}, {"abcd", {"abcd", "bc"}},
-        {"xyz", {"xyz"}},          {"xyzend", {"end", "nd"}},  {"no stop at all", {"zz"}},
-        {"caf\xc3\xa9!", {"\xc3\xa9"}}, {"\xf0\x9f\x98\x80\xf0\x9f\x98\x81", {"\xf0\x9f\x98\x81"}},
-        {"\xf0\x9f\x98", {"q"}},   {"a\xff\xfe\xc3", {"q"}},   {"\xc3(\xe2\x82", {"("}},
+        {"aaab", {"aab"}},
+        {"xaabaabaac", {"aabaac"}},
+        {"abcd", {"abcd", "bc"}},
+        {"xyz", {"xyz"}},
+        {"xyzend", {"end", "nd"}},
+        {"no stop at all", {"zz"}},
+        {"caf\xc3\xa9!", {"\xc3\xa9"}},
+        {"\xf0\x9f\x98\x80\xf0\x9f\x98\x81", {"\xf0\x9f\x98\x81"}},
+        {"\xf0\x9f\x98", {"q"}},
+        {"a\xff\xfe\xc3", {"q"}},
+        {"\xc3(\xe2\x82", {"("}},
         {"\n\nUser:", {"\nUser:", "User"}},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
@@ -175,8 +183,9 @@ static void test_verify_text_known_cases(void) {
 
 static void test_verify_text_random_streams(void) {
     /* Pieces that combine into words, emoji whole and broken, and bytes that are never valid. */
-    static const char *const alphabet[] = {"a", "b", "aa", "ab", "\xc3\xa9", "\xf0\x9f\x98\x80",
-                                           "\xc3", "\xa9", "\xff", "\xf0\x9f", "\n"};
+    static const char *const alphabet[] = {
+        "a",    "b",    "aa",   "ab",       "\xc3\xa9", "\xf0\x9f\x98\x80",
+        "\xc3", "\xa9", "\xff", "\xf0\x9f", "\n"};
     static const int valid[] = {0, 1, 2, 3, 4, 5, 10};
     int n_stopped = 0;
     for (uint64_t round = 0; round < 20000; round++) {
@@ -212,8 +221,9 @@ static void test_verify_text_random_streams(void) {
     assert_true(n_stopped > 4000 && n_stopped < 16000); /* both ends were met often */
 }
 
-/* A run of `a` against the stop "aaa...ab": the worst case of a search that starts over at each byte. The
- * longest stop, and a text whose time would be 256 times as long if it were not linear. */
+/* A run of `a` against the stop "aaa...ab": the worst case of a search that starts over at each
+ * byte. The longest stop, and a text whose time would be 256 times as long if it were not linear.
+ */
 static void test_verify_text_long_stop(void) {
     struct verify_params p;
     struct verify_text t;

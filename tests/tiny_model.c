@@ -15,33 +15,47 @@
 
 enum { FILE_U32 = 4, FILE_I32 = 5, FILE_F32 = 6, FILE_STRING = 8, FILE_ARRAY = 9, ALIGNMENT = 32 };
 
-/* Left and right part, as ids; each result is the next id from TINY_FIRST_MERGE on. Among them a whole
- * U+1F600 and half of one, so that tokens end inside a character. */
+/* Left and right part, as ids; each result is the next id from TINY_FIRST_MERGE on. Among them a
+ * whole U+1F600 and half of one, so that tokens end inside a character. */
 static const int merges[][2] = {
-    {' ', 't'}, {'h', 'e'}, {256, 257}, {'i', 'n'}, {'a', 'n'}, {' ', 'a'}, {'o', 'u'}, {'e', 'r'},
-    {'\n', '\n'}, {0xf0, 0x9f}, {0x98, 0x80}, {265, 266}, {0xc3, 0xa9},
+    {' ', 't'}, {'h', 'e'},   {256, 257},   {'i', 'n'},   {'a', 'n'}, {' ', 'a'},   {'o', 'u'},
+    {'e', 'r'}, {'\n', '\n'}, {0xf0, 0x9f}, {0x98, 0x80}, {265, 266}, {0xc3, 0xa9},
 };
 _Static_assert(TINY_FIRST_MERGE + sizeof merges / sizeof *merges == TINY_IM_START, "ids follow");
 
-static const char chat_template[] =
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
-    "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+static const char chat_template[] = "{% for message in messages %}{{'<|im_start|>' + "
+                                    "message['role'] + '\\n' + message['content'] + "
+                                    "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt "
+                                    "%}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 void tiny_model_default(struct tiny_options *o) {
-    *o = (struct tiny_options){.n_layers = 3, .hidden = 64, .ffn = 128, .n_heads = 4, .n_kv_heads = 2,
-                               .head_dim = 16, .context = 2048, .dtype = KERN_F32, .head_scale = 3,
+    *o = (struct tiny_options){.n_layers = 3,
+                               .hidden = 64,
+                               .ffn = 128,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .head_dim = 16,
+                               .context = 2048,
+                               .dtype = KERN_F32,
+                               .head_scale = 3,
                                .seed = 1};
 }
 
 /* ---- Values ---- */
 
-static void put_u32(struct strbuf *b, uint32_t v) { strbuf_append(b, &v, 4); }
-static void put_u64(struct strbuf *b, uint64_t v) { strbuf_append(b, &v, 8); }
+static void put_u32(struct strbuf *b, uint32_t v) {
+    strbuf_append(b, &v, 4);
+}
+static void put_u64(struct strbuf *b, uint64_t v) {
+    strbuf_append(b, &v, 8);
+}
 static void put_bytes(struct strbuf *b, const char *s, size_t n) {
     put_u64(b, n);
     strbuf_append(b, s, n);
 }
-static void put_name(struct strbuf *b, const char *s) { put_bytes(b, s, strlen(s)); }
+static void put_name(struct strbuf *b, const char *s) {
+    put_bytes(b, s, strlen(s));
+}
 
 static void key_u32(struct strbuf *b, const char *key, uint32_t v) {
     put_name(b, key);
@@ -170,7 +184,8 @@ static void put_q4_1(struct strbuf *b, const float *v) {
     for (int i = 0; i < 16; i++) strbuf_append_char(b, (char)(q[i] | q[i + 16] << 4));
 }
 
-static void put_tensor(struct strbuf *b, const struct tensor *t, uint64_t idx, const struct tiny_options *o) {
+static void put_tensor(struct strbuf *b, const struct tensor *t, uint64_t idx,
+                       const struct tiny_options *o) {
     enum kern_dtype dtype = t->rows ? o->dtype : KERN_F32;
     uint32_t n = (uint32_t)((t->rows ? t->rows : 1) * t->cols);
     float v[32];
@@ -198,7 +213,8 @@ static size_t tensor_bytes(const struct tensor *t, enum kern_dtype matrix) {
     return n / 32 * (matrix == KERN_Q8_0 ? 34 : 20);
 }
 
-static size_t add(struct tensor *list, size_t n, const char *name, int layer, int rows, int cols, float gain) {
+static size_t add(struct tensor *list, size_t n, const char *name, int layer, int rows, int cols,
+                  float gain) {
     struct tensor *t = &list[n];
     if (layer >= 0) snprintf(t->name, sizeof t->name, "blk.%d.%s", layer, name);
     else snprintf(t->name, sizeof t->name, "%s", name);

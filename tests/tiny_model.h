@@ -1,10 +1,12 @@
 #ifndef TANDEM_TESTS_TINY_MODEL_H
 #define TANDEM_TESTS_TINY_MODEL_H
 
-/* A small random llama model with a byte-level vocabulary as a whole GGUF file, so that tests of everything
- * above model/ need no download and a row costs some tens of microseconds. 272 tokens: ids 0..255 are
- * the bytes, then 13 merges (TINY_FIRST_MERGE on), then <|im_start|>, <|im_end|> (end of turn),
- * <|endoftext|>. Queries and keys are scaled so that attention is peaked and a wrong page or position shows. */
+/* A small random llama model with a byte-level vocabulary as a whole GGUF file, so that tests of
+ * everything above model/ need no download and a row costs some tens of microseconds. 272 tokens:
+ * ids 0..255 are the bytes, then 13 merges (TINY_FIRST_MERGE on), then <|im_start|>, <|im_end|>
+ * (end of turn),
+ * <|endoftext|>. Queries and keys are scaled so that attention is peaked and a wrong page or
+ * position shows. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -35,8 +37,8 @@ void tiny_model_default(struct tiny_options *o);
 /* Append the file's bytes. Fails the running test where memory ends. */
 void tiny_model_bytes(const struct tiny_options *o, struct strbuf *out);
 
-/* Write it to a new file that ends in .gguf and return its path (static buffer, overwritten by the next
- * call). The caller unlinks it, which is allowed as soon as it was opened. */
+/* Write it to a new file that ends in .gguf and return its path (static buffer, overwritten by the
+ * next call). The caller unlinks it, which is allowed as soon as it was opened. */
 const char *tiny_model_file(const struct tiny_options *o);
 
 #endif
