@@ -310,6 +310,7 @@ def main():
         help="build folder (default build); another one is built with "
         "`ninja -f OUT/main.ninja`")
     p.add_argument("--cc", help="C compiler (default gcc; clang for fuzz)")
+    p.add_argument("--check", action="store_true", help="compare sources with the build files (tests/lint.py)")
     p.add_argument("--werror", action="store_true", help="warnings are errors")
     p.add_argument(
         "--quiet",
@@ -319,6 +320,8 @@ def main():
     args = p.parse_args()
     args.recorded = sys.argv[1:]
     os.chdir(HERE)
+    if args.check:
+        os.execv(sys.executable, [sys.executable, "tests/lint.py"])
     if args.command == "demo":
         demo(args)
     elif args.command == "test":

@@ -231,7 +231,7 @@ int model_workspace_bytes(const struct model_config *c, const struct kern *k,
 int model_open(struct model **out, const struct model_source *src, struct kern *k,
                const struct model_caps *caps,
                void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e) {
-    size_t weights, workspace;
+    size_t weights = 0, workspace = 0;
     int rc = model_weight_bytes(src, k, &weights, e);
     if (!rc) rc = model_workspace_bytes(model_source_config(src), k, caps, &workspace, e);
     if (rc) return rc;
