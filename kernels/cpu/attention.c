@@ -51,6 +51,16 @@ static void carve(struct work *w, const struct attn_job *j, const struct attn_ti
 
 /* ---- Writing ------------------------------------------------------------------------------- */
 
+static void to_f16(const float *x, int n, uint16_t *out) {
+    int i = 0;
+#if defined(__AVX2__)
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((__m128i *)(void *)(out + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; i++) out[i] = f32_to_f16(x[i]);
+}
+
 static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
                      const float *v) {
     uint8_t *kp = page + kv->k_offset + (size_t)head * kv->head_stride;
@@ -62,12 +72,17 @@ static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, c
         memcpy(vp + (size_t)t * hd * 4, v, hd * 4);
         return;
     }
-    bool f16 = kv->dtype == KERN_F16;
     uint16_t *kh = (uint16_t *)(void *)kp + t, *vh = (uint16_t *)(void *)vp + (size_t)t * hd;
-    for (size_t d = 0; d < hd; d++) {
-        kh[d * KERN_BLOCK] = f16 ? f32_to_f16(k[d]) : f32_to_bf16(k[d]);
-        vh[d] = f16 ? f32_to_f16(v[d]) : f32_to_bf16(v[d]);
-    }
+    uint16_t column[KERN_MAX_HEAD_DIM];
+    if (kv->dtype == KERN_F16) {
+        to_f16(k, kv->head_dim, column);
+        to_f16(v, kv->head_dim, vh);
+    } else
+        for (size_t d = 0; d < hd; d++) {
+            column[d] = f32_to_bf16(k[d]);
+            vh[d] = f32_to_bf16(v[d]);
+        }
+    for (size_t d = 0; d < hd; d++) kh[d * KERN_BLOCK] = column[d];
 }
 
 /* ---- Pages --------------------------------------------------------------------------------- */

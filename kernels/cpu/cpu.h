@@ -57,8 +57,8 @@ struct cpu_rowwise_isa {
                       const float *cos, const float *sin, int dim, bool interleaved);
     /* Largest of x[n] and the lowest index that holds it; false where x holds NaN. */
     bool (*max)(const float *x, int n, float *max, int *idx);
-    /* Sum of exp((x[i] - max) * inv_t) over i < n, 16 lanes of double in order of i; out (NULL: not) gets the
-     * terms. */
+    /* Sum of exp((x[i] - max) * inv_t) over i < n in an order that n alone decides; out (NULL: not) gets
+     * the terms. */
     double (*exp_sum)(const float *x, int n, float max, float inv_t, float *out);
 };
 extern const struct cpu_rowwise_isa cpu_rowwise_reference, cpu_rowwise_plain, cpu_rowwise_avx2,

@@ -145,19 +145,35 @@ static bool row_max(const float *x, int n, float *max, int *idx) {
     return true;
 }
 
+/* 16 lanes of f32 over 16 terms each, then of double. */
 static double exp_sum(const float *x, int n, float max, float inv_t, float *out) {
+    enum { CHUNK = 256 };
     double lane[16] = {0};
-    for (int i = 0; i < n; i += 16) {
+    for (int begin = 0; begin < n; begin += CHUNK) {
+        int end = begin + CHUNK < n ? begin + CHUNK : n, i = begin;
+        vf acc[VN];
+        for (int v = 0; v < VN; v++) acc[v] = v_set1(0.f);
+        for (; i + 16 <= end; i += 16)
+            for (int v = 0; v < VN; v++) {
+                vf a = v_sub(v_load(x + i + v * VL), v_set1(max));
+                vf e = v_exp(v_mul(a, v_set1(inv_t)));
+                acc[v] = v_add(acc[v], e);
+                if (out) v_store(out + i + v * VL, e);
+            }
         float a[16];
-        int m = n - i < 16 ? n - i : 16;
-        for (int j = m; j < 16; j++) a[j] = -INFINITY;
-        memcpy(a, x + i, (size_t)m * sizeof *x);
-        for (int v = 0; v < VN; v++) {
-            vf e = v_exp(v_mul(v_sub(v_load(a + v * VL), v_set1(max)), v_set1(inv_t)));
-            v_store(a + v * VL, e);
+        if (i < end) {
+            size_t bytes = (size_t)(end - i) * sizeof *x;
+            for (int j = 0; j < 16; j++) a[j] = -INFINITY;
+            memcpy(a, x + i, bytes);
+            for (int v = 0; v < VN; v++) {
+                vf e = v_exp(v_mul(v_sub(v_load(a + v * VL), v_set1(max)), v_set1(inv_t)));
+                acc[v] = v_add(acc[v], e);
+                v_store(a + v * VL, e);
+            }
+            if (out) memcpy(out + i, a, bytes);
         }
+        for (int v = 0; v < VN; v++) v_store(a + v * VL, acc[v]);
         for (int j = 0; j < 16; j++) lane[j] += (double)a[j];
-        if (out) memcpy(out + i, a, (size_t)m * sizeof *x);
     }
     for (int k = 8; k; k /= 2)
         for (int j = 0; j < k; j++) lane[j] += lane[j + k];

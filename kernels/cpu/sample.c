@@ -35,6 +35,7 @@ struct sampler {
     float *w;        /* their weights exp((x - max) / T) */
     double *bins;    /* [RADIX_BINS] */
     int n;           /* candidates */
+    bool all;        /* every token is one: id and x are not filled */
 };
 
 static size_t sampler_bytes(int vocab) {
@@ -94,18 +95,23 @@ static const float *adjust(struct sampler *s, const float *logits, const struct 
 
 /* ---- Candidates ---------------------------------------------------------------------------- */
 
+static float block_max(const float *x, int n) {
+    float top = -INFINITY;
+    for (int i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+
 /* Every token whose logit is at least `cut`. */
 static void collect(struct sampler *s, const float *x, float cut) {
     int n = 0;
     for (int begin = 0; begin < s->vocab; begin += 32) {
         int end = begin + 32 < s->vocab ? begin + 32 : s->vocab;
-        float top = -INFINITY;
-        for (int i = begin; i < end; i++) top = x[i] > top ? x[i] : top;
-        if (!(top >= cut)) continue;
+        if (!(block_max(x + begin, end - begin) >= cut)) continue;
+        /* Without a branch: which ones pass is chance. n never passes i. */
         for (int i = begin; i < end; i++) {
-            if (!(x[i] >= cut)) continue;
             s->id[n] = i;
-            s->x[n++] = x[i];
+            s->x[n] = x[i];
+            n += x[i] >= cut;
         }
     }
     s->n = n;
@@ -121,7 +127,7 @@ static void collect_count(struct sampler *s, const float *x, float max, int k) {
 
 /* Candidates that hold `target` of the weight; their weights are computed. */
 static void collect_weight(struct sampler *s, const float *x, float max, float inv_t, double target) {
-    for (float depth = 5;; depth *= 2) {
+    for (float depth = 8;; depth *= 1.3f) {
         collect(s, x, depth < 100 ? max - depth / inv_t : -INFINITY);
         double sum = s->rw->exp_sum(s->x, s->n, max, inv_t, s->w);
         if (sum >= target || depth >= 100) return;
@@ -157,12 +163,15 @@ static void keep_prefix(struct sampler *s, const float *w, double target) {
     int n = 0;
     for (int i = 0; i < s->n; i++) {
         uint32_t key = order_key(s->x[i]);
-        if (key < prefix || (key == prefix && above >= target)) continue;
-        if (key == prefix) above += w ? (double)w[i] : 1;
+        bool keep = key > prefix;
+        if (key == prefix && above < target) {
+            keep = true;
+            above += w ? (double)w[i] : 1;
+        }
         s->id[n] = s->id[i];
         s->x[n] = s->x[i];
         if (w) s->w[n] = w[i];
-        n++;
+        n += keep;
     }
     s->n = n;
 }
@@ -170,10 +179,10 @@ static void keep_prefix(struct sampler *s, const float *w, double target) {
 static void keep_min_p(struct sampler *s, float min_p) {
     int n = 0;
     for (int i = 0; i < s->n; i++) {
-        if (s->w[i] < min_p) continue;
         s->id[n] = s->id[i];
         s->x[n] = s->x[i];
-        s->w[n++] = s->w[i];
+        s->w[n] = s->w[i];
+        n += s->w[i] >= min_p;
     }
     s->n = n;
 }
@@ -183,7 +192,11 @@ static void filter(struct sampler *s, const float *x, float max, const struct ke
     float inv_t = fmaxf(1.f / p->temperature, FLT_MIN), top_p = p->top_p < 0 ? 0.f : p->top_p;
     bool by_k = p->top_k > 0 && p->top_k < s->vocab, by_p = top_p < 1.f, by_min = p->min_p > 0.f;
     double sum = 0;
-    if (by_k) {
+    s->all = !by_k && !by_p && !by_min;
+    if (s->all) {
+        s->n = s->vocab;
+        s->rw->exp_sum(x, s->vocab, max, inv_t, s->w);
+    } else if (by_k) {
         collect_count(s, x, max, p->top_k);
         keep_prefix(s, NULL, p->top_k);
         sum = s->rw->exp_sum(s->x, s->n, max, inv_t, s->w);
@@ -192,8 +205,7 @@ static void filter(struct sampler *s, const float *x, float max, const struct ke
         collect_weight(s, x, max, inv_t, (double)top_p * sum);
     } else {
         /* A hair below min_p's own cut; keep_min_p decides. */
-        float depth = by_min ? -logf(p->min_p) * 1.001f + 0.01f : INFINITY;
-        collect(s, x, max - depth / inv_t);
+        collect(s, x, max - (-logf(p->min_p) * 1.001f + 0.01f) / inv_t);
         s->rw->exp_sum(s->x, s->n, max, inv_t, s->w);
     }
     if (by_p) keep_prefix(s, s->w, fmax((double)top_p * sum, DBL_MIN));
@@ -258,8 +270,9 @@ static int choose(struct sampler *s, const float *x, const struct kern_sample *p
     double total = chunk_sums(s->w, s->n, s->bins);
     int i = draw(s, uniform(p), total);
     if (probs)
-        for (int c = 0; c < s->n; c++) probs[s->id[c]] = (float)((double)s->w[c] / total);
-    return i < 0 ? -1 : s->id[i];
+        for (int c = 0; c < s->n; c++)
+            probs[s->all ? c : s->id[c]] = (float)((double)s->w[c] / total);
+    return i < 0 || s->all ? i : s->id[i];
 }
 
 /* ---- Log-probabilities --------------------------------------------------------------------- */
@@ -269,6 +282,10 @@ static void top_logprobs(const float *x, int vocab, int n, double log_sum, struc
     int n_have = 0;
     float best[KERN_MAX_LOGPROBS];
     for (int i = 0; i < vocab && n > 0; i++) {
+        if (i % 32 == 0 && n_have == n) {
+            while (vocab - i >= 32 && !(block_max(x + i, 32) > best[n - 1])) i += 32;
+            if (i == vocab) break;
+        }
         if (n_have == n && !(x[i] > best[n - 1])) continue;
         int at = n_have < n ? n_have++ : n - 1;
         for (; at > 0 && x[i] > best[at - 1]; at--) {
