@@ -125,9 +125,10 @@ static void test_logits_reference_long(void) {
     assert_int_equal(n_top, n_golden);
 }
 
-/* llama.cpp's own mean KL to the same golden, and the bound that the issue sets on ours:
+/* llama.cpp's own mean KL to the same golden, measured by bench/peer_kl.py (4.51e-3 without flash
+ * attention, 4.29e-3 with); the issue allows us 1.2 times that. */
  * bench/peer_kl.py. */
-#define LLAMA_KL 3.0e-3
+#define LLAMA_KL 4.29e-3
 
 static void test_logits_fast(void) {
     load_golden();
