@@ -127,7 +127,6 @@ static void test_logits_reference_long(void) {
 
 /* llama.cpp's own mean KL to the same golden, measured by bench/peer_kl.py (4.51e-3 without flash
  * attention, 4.29e-3 with); the issue allows us 1.2 times that. */
- * bench/peer_kl.py. */
 #define LLAMA_KL 4.29e-3
 
 static void test_logits_fast(void) {
