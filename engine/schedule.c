@@ -52,7 +52,8 @@ int engine__prompt_budget(const struct engine_costs *c, int n_gen, int max_rows,
     double gen = gen_estimate(c, n_gen), n = ENGINE_FIRST_CHUNK;
     if (gen > 0 && c->prompt_row_ns > 0) n = gen * share / (1 - share) / c->prompt_row_ns;
     if (n < ENGINE_MIN_CHUNK) n = ENGINE_MIN_CHUNK;
-    return n < most ? (int)n : most;
+    if (n >= most) return most;
+    return (int)n / ENGINE_MIN_CHUNK * ENGINE_MIN_CHUNK; /* whole tiles of the matrix units */
 }
 
 static int left(const struct engine_request *r) {

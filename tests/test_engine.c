@@ -412,6 +412,53 @@ static void test_engine_second_turn(void) {
     engine_close(g);
 }
 
+/* ---- The plan ---- */
+
+/* What headers alone say is what was opened, to the byte, for a pool of a given size and for one
+ * that takes what is free (bounded by what all sequences could use). */
+static void test_engine_plan_is_kept(void) {
+    struct tiny_options t;
+    tiny_model_default(&t);
+    for (int i = 0; i < 2; i++) {
+        struct engine_options o;
+        struct engine_stats stats;
+        struct plan planned;
+        struct err e = {0};
+        struct engine *g;
+        tiny_engine_options(&o);
+        if (i) o.kv_memory_bytes = 0;
+        o.model_path = tiny_model_file(&t);
+        assert_ok(engine_plan(&planned, &o, 0, &e), e);
+        assert_ok(engine_open(&g, &o, NULL, NULL, &e), e);
+        unlink(o.model_path);
+        const struct plan *opened = engine_get_plan(g);
+        engine_get_stats(g, &stats);
+        assert_true(planned.fits || !i);
+        assert_int_equal(opened->n_lines, planned.n_lines);
+        for (int k = 0; k < opened->n_lines; k++) {
+            assert_string_equal(opened->lines[k].name, planned.lines[k].name);
+            assert_int_equal(opened->lines[k].bytes, planned.lines[k].bytes);
+        }
+        assert_int_equal(stats.pool.arena_bytes, planned.pool.arena_bytes);
+        if (i) assert_int_equal(planned.seqs_at_context, o.max_seqs);
+        if (i)
+            assert_in_range(planned.pool.arena_bytes, 8 * 32 * TINY_BLOCK_BYTES,
+                            10 * 32 * TINY_BLOCK_BYTES);
+        engine_close(g);
+    }
+    /* A machine with less than the margin free has no pool. */
+    struct engine_options o;
+    struct plan planned;
+    struct err e = {0};
+    tiny_engine_options(&o);
+    o.kv_memory_bytes = 0;
+    o.model_path = tiny_model_file(&t);
+    assert_ok(engine_plan(&planned, &o, (size_t)400 << 20, &e), e);
+    assert_false(planned.fits);
+    assert_true(planned.n_advice > 0);
+    unlink(o.model_path);
+}
+
 /* ---- Penalties reach the sampler ---- */
 
 static void test_engine_penalties(void) {
@@ -468,6 +515,7 @@ const struct test tests[] = {
     {"engine_open_refusals", TEST_QUICK, 60000, test_engine_open_refusals},
     {"engine_nan_fails_one", TEST_QUICK, 60000, test_engine_nan_fails_one},
     {"engine_second_turn", TEST_QUICK, 60000, test_engine_second_turn},
+    {"engine_plan_is_kept", TEST_QUICK, 60000, test_engine_plan_is_kept},
     {"engine_penalties", TEST_QUICK, 60000, test_engine_penalties},
     {"engine_guard_is_live", TEST_QUICK, 60000, test_engine_guard_is_live},
     {0},
