@@ -1,11 +1,12 @@
 /* What does attention cost per layer, and how far is it from its floors?
  *
- * Shape of the default target: 9 query and 3 KV heads of 64, f16, pages that hold all layers. Each point is first
- * checked against the reference table, then timed over all layers in turn (so a layer's pages come from
- * wherever the model's would), minimum and median of --reps passes, a layer each. Floors, measured in the same
- * run on the same threads: the bytes that the kernel counted over the bandwidth of reading those very
- * pages; its products over the rate of a register-only loop of the instruction (AMX: TDPBF16PS for prompt
- * rows, else FMA). The exponentials are in neither. CSV on stdout; `# ` lines are talk. */
+ * Shape of the default target: 9 query and 3 KV heads of 64, f16, pages that hold all layers. Each
+ * point is first checked against the reference table, then timed over all layers in turn (so a
+ * layer's pages come from wherever the model's would), minimum and median of --reps passes, a layer
+ * each. Floors, measured in the same run on the same threads: the bytes that the kernel counted
+ * over the bandwidth of reading those very pages; its products over the rate of a register-only
+ * loop of the instruction (AMX: TDPBF16PS for prompt rows, else FMA). The exponentials are in
+ * neither. CSV on stdout; `# ` lines are talk. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,8 +23,15 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 
-enum { HEADS = 9, KV_HEADS = 3, HD = 64, MAX_ROWS = 512, MAX_DEPTH = 7680,
-       WIDTH = (HEADS + 2 * KV_HEADS) * HD, LOOPS = 1 << 16 };
+enum {
+    HEADS = 9,
+    KV_HEADS = 3,
+    HD = 64,
+    MAX_ROWS = 512,
+    MAX_DEPTH = 7680,
+    WIDTH = (HEADS + 2 * KV_HEADS) * HD,
+    LOOPS = 1 << 16
+};
 
 struct options {
     const char *isa;
@@ -81,7 +89,9 @@ __attribute__((target("amx-tile,amx-bf16"))) static double loop_amx(void) {
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
     for (int n = 0; n < LOOPS / 16; n++)
         __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
-                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3" : :);
+                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+                         :
+                         :);
     __asm__ volatile("tilerelease");
     return 4. * 16 * 16 * 32 * (LOOPS / 16);
 }
@@ -117,9 +127,10 @@ static void read_share(void *arg, int idx, int n_threads) {
     int begin, end, n = b->o.layers * b->n_pages;
     threads_split(n, 1, idx, n_threads, &begin, &end);
     for (int i = begin; i < end; i++) {
-        const uint64_t *p = (const uint64_t *)(const void *)(b->arena +
-                                (size_t)b->page[i % b->n_pages] * b->kv.page_stride +
-                                (size_t)(i / b->n_pages) * b->layer_bytes);
+        const uint64_t *p =
+            (const uint64_t *)(const void *)(b->arena +
+                                             (size_t)b->page[i % b->n_pages] * b->kv.page_stride +
+                                             (size_t)(i / b->n_pages) * b->layer_bytes);
         for (size_t x = 0; x < b->layer_bytes / 8; x += 8)
             for (int y = 0; y < 8; y++) sum[y] += p[x + (size_t)y];
     }
@@ -156,8 +167,12 @@ struct pass {
 
 static void pass_make(struct bench *b, struct pass *p, int depth, struct kern_rows rows) {
     *p = (struct pass){.depth = depth, .n_rows = rows.n_gen + rows.n_prompt};
-    p->batch = (struct kern_batch){.rows = rows, .position = p->position, .row_seq = p->row_seq,
-                                   .n_seqs = 1, .seq_row = p->seq_row, .seq_n_rows = p->seq_n_rows};
+    p->batch = (struct kern_batch){.rows = rows,
+                                   .position = p->position,
+                                   .row_seq = p->row_seq,
+                                   .n_seqs = 1,
+                                   .seq_row = p->seq_row,
+                                   .seq_n_rows = p->seq_n_rows};
     p->seq_n_rows[0] = p->n_rows;
     for (int r = 0; r < p->n_rows; r++) p->position[r] = depth + r;
     p->n_blocks[0] = (depth + p->n_rows + KERN_BLOCK - 1) / KERN_BLOCK;
@@ -186,7 +201,8 @@ static void check(struct bench *b, const struct pass *p, double tolerance) {
         void *scratch = scratch_of(b->reference, &one);
         attend(b, b->reference, &one, 0, scratch, b->qkv + (size_t)rows[i] * WIDTH, NULL, b->want);
         for (int x = 0; x < HEADS * HD; x++) {
-            double d = fabs((double)b->want[x] - (double)b->out[(size_t)rows[i] * HEADS * HD + (size_t)x]);
+            double d =
+                fabs((double)b->want[x] - (double)b->out[(size_t)rows[i] * HEADS * HD + (size_t)x]);
             if (!(d <= tolerance)) die("wrong answer in", "a row");
         }
         free(scratch);
@@ -207,7 +223,8 @@ static void point(struct bench *b, int depth, struct kern_rows rows) {
     attend(b, b->k, &p, 0, scratch, b->qkv, &bytes, b->out);
     check(b, &p, prompt && !strcmp(b->o.isa, "amx") ? 3e-2 : 4e-5);
     b->n_pages = p.n_blocks[0];
-    double read = (double)b->n_pages * (double)b->layer_bytes * b->o.layers / best_seconds(b, read_share);
+    double read =
+        (double)b->n_pages * (double)b->layer_bytes * b->o.layers / best_seconds(b, read_share);
     double *ms = need((size_t)b->o.reps * sizeof *ms), macs = 0;
     for (int i = 0; i < b->o.reps; i++) {
         int64_t t = clock_ns();
@@ -217,13 +234,14 @@ static void point(struct bench *b, int depth, struct kern_rows rows) {
     qsort(ms, (size_t)b->o.reps, sizeof *ms, by_value);
     for (int r = 0; r < p.n_rows; r++) macs += 2. * HEADS * HD * (p.position[r] + 1);
     double rate = macs_per_second(b, prompt);
-    /* A tile that reads again what another read finds it in a cache: the floor counts a layer's bytes once. */
+    /* A tile that reads again what another read finds it in a cache: the floor counts a layer's
+     * bytes once. */
     double once = fmin((double)bytes, (double)b->n_pages * (double)b->layer_bytes);
     double byte_floor = once / read * 1e3, mac_floor = rate > 0 ? macs / rate * 1e3 : 0;
     printf("%s,%d,%s,%d,%d,%.4f,%.4f,%.2f,%.2f,%.3f,%.2f,%.4f,%.4f,%.2f\n", b->o.isa, b->o.threads,
-           prompt ? "prompt" : "generated", depth, p.n_rows, ms[0], ms[b->o.reps / 2], macs / ms[0] / 1e6,
-           (double)bytes / ms[0] / 1e6, (double)bytes / 1e6, read / 1e9, byte_floor, mac_floor,
-           ms[0] / fmax(byte_floor, mac_floor));
+           prompt ? "prompt" : "generated", depth, p.n_rows, ms[0], ms[b->o.reps / 2],
+           macs / ms[0] / 1e6, (double)bytes / ms[0] / 1e6, (double)bytes / 1e6, read / 1e9,
+           byte_floor, mac_floor, ms[0] / fmax(byte_floor, mac_floor));
     fflush(stdout);
     free(ms);
     free(scratch);
@@ -233,8 +251,9 @@ static void point(struct bench *b, int depth, struct kern_rows rows) {
 
 /* Every element of the arena a plausible half, queries that make a softmax of some contrast. */
 static void fill(struct bench *b, size_t arena_bytes) {
-    static const uint16_t halves[16] = {0x3c00, 0xbc00, 0x3800, 0xb800, 0x3400, 0xb400, 0x3a00, 0xba00,
-                                        0x3000, 0xb000, 0x3900, 0xb900, 0x2c00, 0xac00, 0x3b00, 0xbb00};
+    static const uint16_t halves[16] = {0x3c00, 0xbc00, 0x3800, 0xb800, 0x3400, 0xb400,
+                                        0x3a00, 0xba00, 0x3000, 0xb000, 0x3900, 0xb900,
+                                        0x2c00, 0xac00, 0x3b00, 0xbb00};
     uint16_t *h = (uint16_t *)(void *)b->arena;
     uint64_t x = 88172645463325252u;
     for (size_t i = 0; i < arena_bytes / 2; i++) {
@@ -255,8 +274,9 @@ static int number(const char *text) {
 int main(int argc, char **argv) {
     static struct bench b = {.o = {.isa = "amx", .reps = 9, .layers = 30}};
     for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc) die("usage:", "[--isa plain|avx2|avx512|amx] [--threads N] [--reps N] "
-                               "[--layers N]");
+        if (i + 1 == argc)
+            die("usage:", "[--isa plain|avx2|avx512|amx] [--threads N] [--reps N] "
+                          "[--layers N]");
         if (!strcmp(argv[i], "--isa")) b.o.isa = argv[i + 1];
         else if (!strcmp(argv[i], "--threads")) b.o.threads = number(argv[i + 1]);
         else if (!strcmp(argv[i], "--reps")) b.o.reps = number(argv[i + 1]);
@@ -268,16 +288,21 @@ int main(int argc, char **argv) {
     struct err e = {0};
     struct kern_options ko = {.n_threads = b.o.threads, .isa = b.o.isa};
     struct kern_options kr = {.n_threads = 1, .precision = KERN_REFERENCE};
-    if (kern_cpu_open(&b.k, &ko, &e) || kern_cpu_open(&b.reference, &kr, &e)) die("open:", e.message);
+    if (kern_cpu_open(&b.k, &ko, &e) || kern_cpu_open(&b.reference, &kr, &e))
+        die("open:", e.message);
     if (threads_open(&b.team, b.o.threads, &e)) die("threads:", e.message);
     size_t head = (size_t)KERN_BLOCK * HD * 2;
     b.layer_bytes = 2 * KV_HEADS * head;
-    b.kv = (struct kern_kv){.page_stride = b.layer_bytes * (size_t)b.o.layers, .v_offset = KV_HEADS * head,
-                            .head_stride = head, .dtype = KERN_F16, .n_kv_heads = KV_HEADS,
+    b.kv = (struct kern_kv){.page_stride = b.layer_bytes * (size_t)b.o.layers,
+                            .v_offset = KV_HEADS * head,
+                            .head_stride = head,
+                            .dtype = KERN_F16,
+                            .n_kv_heads = KV_HEADS,
                             .head_dim = HD};
     int n_pages = MAX_DEPTH / KERN_BLOCK;
     void *memory;
-    if (b.k->ops->reserve(b.k, (size_t)n_pages * b.kv.page_stride, &memory, &e)) die("reserve:", e.message);
+    if (b.k->ops->reserve(b.k, (size_t)n_pages * b.kv.page_stride, &memory, &e))
+        die("reserve:", e.message);
     b.arena = b.kv.base = memory;
     for (int i = 0; i < n_pages; i++) {
         b.page[i] = (i * 37 + 11) % n_pages; /* 37 and 120 have no common factor */

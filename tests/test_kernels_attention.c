@@ -1,8 +1,9 @@
-/* Attention over pages. The twin here is written for clarity, in double, on plain arrays of keys and values
- * that never saw a page: positions it may see, softmax, weighted sum. Kernels are held to
- * |got - want| <= 2e-5 + 2e-5 |v|max in f32: scores sum up to 256 products of magnitude ~1 in f32 (error some 1e-6,
- * which the softmax turns into a relative error of the weights), sums of up to 1300 weights alike. The AMX
- * kernel rounds Q, K, P and V to bf16 (2^-9 relative each), hence 3e-2 there.
+/* Attention over pages. The twin here is written for clarity, in double, on plain arrays of keys
+ * and values that never saw a page: positions it may see, softmax, weighted sum. Kernels are held
+ * to |got - want| <= 2e-5 + 2e-5 |v|max in f32: scores sum up to 256 products of magnitude ~1 in
+ * f32 (error some 1e-6, which the softmax turns into a relative error of the weights), sums of up
+ * to 1300 weights alike. The AMX kernel rounds Q, K, P and V to bf16 (2^-9 relative each), hence
+ * 3e-2 there.
  *
  * Pages: unlisted ones are made inaccessible, so a single touch ends the test; what lies behind a
  * sequence's end is NaN, so a single product with it shows. */
@@ -22,8 +23,9 @@ enum { MAX_SEQS = 8, MAX_ROWS = 160, OS_PAGE = 4096 };
 
 /* ---- A case -------------------------------------------------------------------------------- */
 
-/* One sequence: context of `length` tokens of which the last n_rows are the pass's rows, at positions
- * length - n_rows .. length - 1. keep_every: of the blocks before the rows' own, every n-th is listed. */
+/* One sequence: context of `length` tokens of which the last n_rows are the pass's rows, at
+ * positions length - n_rows .. length - 1. keep_every: of the blocks before the rows' own, every
+ * n-th is listed. */
 struct seq {
     int length, n_rows;
     bool prompt;
@@ -50,7 +52,8 @@ struct bench {
     float *qkv, *out;
 };
 
-/* In [-1, 1), a mix of the arguments: many are wanted, Philox would take most of the test's time. */
+/* In [-1, 1), a mix of the arguments: many are wanted, Philox would take most of the test's time.
+ */
 static float value(uint64_t salt, int what, int position, int i) {
     uint64_t x = salt * 0x9e3779b97f4a7c15u + (uint64_t)position * 0xc2b2ae3d27d4eb4fu +
                  (uint64_t)(what * 100000 + i) * 0x94d049bb133111ebu;
@@ -60,7 +63,9 @@ static float value(uint64_t salt, int what, int position, int i) {
 }
 
 /* Query, key, value element of a token; queries large enough that the softmax is peaked. */
-static float q_at(uint64_t salt, int position, int i) { return value(salt, 1, position, i) * 4; }
+static float q_at(uint64_t salt, int position, int i) {
+    return value(salt, 1, position, i) * 4;
+}
 
 static float rounded(enum kern_dtype t, float x) {
     return t == KERN_F16    ? f16_to_f32(f32_to_f16(x))
@@ -79,7 +84,9 @@ static bool listed(const struct seq *q, int block) {
     return block >= first_row_block || block % q->keep_every == 0;
 }
 
-static size_t element_bytes(enum kern_dtype t) { return t == KERN_F32 ? 4 : 2; }
+static size_t element_bytes(enum kern_dtype t) {
+    return t == KERN_F32 ? 4 : 2;
+}
 
 static void put(enum kern_dtype t, uint8_t *p, size_t i, float x) {
     uint16_t h = t == KERN_F16 ? f32_to_f16(x) : f32_to_bf16(x);
@@ -96,7 +103,8 @@ static void fill_block(struct bench *c, int s, int block, int page) {
             for (int d = 0; d < c->s.head_dim; d++) {
                 int position = block * KERN_BLOCK + t;
                 bool real = position < c->seq[s].length;
-                put(c->s.dtype, k, (size_t)(d * KERN_BLOCK + t), real ? k_at(c, s, position, h, d) : NAN);
+                put(c->s.dtype, k, (size_t)(d * KERN_BLOCK + t),
+                    real ? k_at(c, s, position, h, d) : NAN);
                 put(c->s.dtype, v, (size_t)(t * c->s.head_dim + d),
                     real ? v_at(c, s, position, h, d) : NAN);
             }
@@ -125,11 +133,16 @@ static struct bench *make(struct shape s, const struct seq *seqs, int n_seqs) {
     }
     assert_true(c->n_rows <= MAX_ROWS);
     size_t es = element_bytes(s.dtype), head = (size_t)s.head_dim * KERN_BLOCK * es;
-    c->kv = (struct kern_kv){.page_stride = (2 * head * (size_t)s.n_kv + OS_PAGE - 1) / OS_PAGE * OS_PAGE,
-                             .v_offset = head * (size_t)s.n_kv, .head_stride = head, .dtype = s.dtype,
-                             .n_kv_heads = s.n_kv, .head_dim = s.head_dim};
+    c->kv = (struct kern_kv){.page_stride =
+                                 (2 * head * (size_t)s.n_kv + OS_PAGE - 1) / OS_PAGE * OS_PAGE,
+                             .v_offset = head * (size_t)s.n_kv,
+                             .head_stride = head,
+                             .dtype = s.dtype,
+                             .n_kv_heads = s.n_kv,
+                             .head_dim = s.head_dim};
     c->arena_bytes = (size_t)n_pages * c->kv.page_stride;
-    c->arena = mmap(NULL, c->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    c->arena =
+        mmap(NULL, c->arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(c->arena != MAP_FAILED);
     c->kv.base = c->arena;
     c->page = calloc((size_t)(n_seqs * c->capacity), sizeof *c->page);
@@ -140,7 +153,8 @@ static struct bench *make(struct shape s, const struct seq *seqs, int n_seqs) {
             int page = n_pages - 1 - id; /* descending: order in memory is not order in the list */
             if (!listed(&seqs[i], b)) {
                 assert_int_equal(mprotect(c->arena + (size_t)page * c->kv.page_stride,
-                                          c->kv.page_stride, PROT_NONE), 0);
+                                          c->kv.page_stride, PROT_NONE),
+                                 0);
                 continue;
             }
             fill_block(c, i, b, page);
@@ -174,11 +188,14 @@ static void discard(struct bench *c) {
     free(c);
 }
 
-static float scale_of(const struct bench *c) { return 1.f / sqrtf((float)c->s.head_dim); }
+static float scale_of(const struct bench *c) {
+    return 1.f / sqrtf((float)c->s.head_dim);
+}
 
 static void run(struct kern *k, struct bench *c, const struct kern_attn_taps *taps) {
     struct kern_rows rows = c->b.rows;
-    size_t bytes = k->ops->attn_scratch_bytes(k, rows, c->n_seqs, c->s.n_heads, c->s.head_dim, c->capacity);
+    size_t bytes =
+        k->ops->attn_scratch_bytes(k, rows, c->n_seqs, c->s.n_heads, c->s.head_dim, c->capacity);
     /* Bytes behind the scratch are watched. */
     size_t all = (bytes + 63) / 64 * 64 + 64;
     uint8_t *scratch = aligned_alloc(64, all);
@@ -186,8 +203,9 @@ static void run(struct kern *k, struct bench *c, const struct kern_attn_taps *ta
     memset(scratch, 0xa5, all);
     size_t n = (size_t)(c->n_rows * c->s.n_heads * c->s.head_dim);
     for (size_t i = 0; i < n; i++) c->out[i] = NAN;
-    assert_int_equal(k->ops->attention(k, &c->b, &c->lists, c->s.n_heads, scale_of(c), c->qkv, &c->kv, taps,
-                                       scratch, c->out), 0);
+    assert_int_equal(k->ops->attention(k, &c->b, &c->lists, c->s.n_heads, scale_of(c), c->qkv,
+                                       &c->kv, taps, scratch, c->out),
+                     0);
     for (size_t i = bytes; i < all; i++) assert_int_equal(scratch[i], 0xa5);
     free(scratch);
 }
@@ -205,7 +223,8 @@ static bool twin_sees(const struct bench *c, int row, int position, const uint64
 static void twin(const struct bench *c, int row, int head, const uint64_t *ancestors, double *o,
                  double *share) {
     int s = c->row_seq[row], hd = c->s.head_dim, kv_head = head / (c->s.n_heads / c->s.n_kv);
-    const float *q = c->qkv + (size_t)row * (size_t)((c->s.n_heads + 2 * c->s.n_kv) * hd) + head * hd;
+    const float *q =
+        c->qkv + (size_t)row * (size_t)((c->s.n_heads + 2 * c->s.n_kv) * hd) + head * hd;
     double *score = malloc((size_t)c->seq[s].length * sizeof *score), top = -INFINITY, sum = 0;
     for (int p = 0; p < c->seq[s].length; p++) {
         score[p] = -INFINITY;
@@ -251,7 +270,8 @@ enum { N_NAMES = sizeof names / sizeof *names };
 static struct kern *open_kern(const char *name, int n_threads) {
     struct kern *k;
     bool reference = !strcmp(name, "reference");
-    struct kern_options o = {.n_threads = n_threads, .isa = reference ? NULL : name,
+    struct kern_options o = {.n_threads = n_threads,
+                             .isa = reference ? NULL : name,
                              .precision = reference ? KERN_REFERENCE : KERN_FAST};
     return kern_cpu_open(&k, &o, NULL) == 0 ? k : NULL;
 }
@@ -263,10 +283,11 @@ static double prompt_tolerance(const char *name, enum kern_dtype t) {
 
 /* ---- Tests --------------------------------------------------------------------------------- */
 
-/* Head sizes, groups, types and lengths around the edges of pages and leaves, both classes, on every set. */
+/* Head sizes, groups, types and lengths around the edges of pages and leaves, both classes, on
+ * every set. */
 static void test_attention_shapes(void) {
     static const struct shape shapes[] = {
-        {3, 3, 64, KERN_F16}, {9, 3, 64, KERN_F16},   {8, 2, 80, KERN_BF16},  {8, 1, 96, KERN_F16},
+        {3, 3, 64, KERN_F16},  {9, 3, 64, KERN_F16},   {8, 2, 80, KERN_BF16},  {8, 1, 96, KERN_F16},
         {4, 1, 128, KERN_F32}, {3, 1, 256, KERN_BF16}, {6, 2, 24, KERN_F16},   {2, 1, 50, KERN_F32},
         {64, 1, 32, KERN_F16}, {20, 1, 64, KERN_BF16}, {4, 2, 128, KERN_BF16}, {2, 2, 8, KERN_F16},
     };
@@ -276,7 +297,8 @@ static void test_attention_shapes(void) {
         if (!k) continue;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
             for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
-                if ((i + l + (size_t)n) % 3 && lengths[l] > 100) continue; /* a third of the long ones */
+                if ((i + l + (size_t)n) % 3 && lengths[l] > 100)
+                    continue; /* a third of the long ones */
                 for (int prompt = 0; prompt < 2; prompt++) {
                     int rows = !prompt ? 5 : strcmp(names[n], "reference") ? 37 : 7;
                     if (rows > lengths[l]) rows = lengths[l];
@@ -292,8 +314,8 @@ static void test_attention_shapes(void) {
     }
 }
 
-/* Sequences of all kinds in one pass, lists with gaps, unlisted pages inaccessible, NaN behind the ends,
- * an idle row. */
+/* Sequences of all kinds in one pass, lists with gaps, unlisted pages inaccessible, NaN behind the
+ * ends, an idle row. */
 static const struct seq mix[] = {
     {700, 5, false, 3, 11}, {1, 1, false, 1, 12},  {1300, 9, false, 4, 13}, {65, 3, false, 1, 14},
     {640, 64, true, 2, 15}, {40, 40, true, 1, 16}, {513, 1, true, 5, 17},
@@ -322,8 +344,8 @@ static XXH64_hash_t row_hash(const struct bench *c, int row) {
     return XXH64(c->out + (size_t)row * n, n * sizeof *c->out, 0);
 }
 
-/* Some rows of a case's sequences as a pass of their own: hash[] gets every row's, in the parts' order. What the
- * other rows wrote stays in the pages, as if it came later. */
+/* Some rows of a case's sequences as a pass of their own: hash[] gets every row's, in the parts'
+ * order. What the other rows wrote stays in the pages, as if it came later. */
 struct part {
     int seq, first, n;
 };
@@ -343,7 +365,8 @@ static void run_parts(struct kern *k, const struct bench *c, const struct part *
             int from = c->seq_row[part[i].seq] + part[i].first + r;
             p.position[p.n_rows] = c->position[from];
             p.row_seq[p.n_rows] = part[i].seq;
-            memcpy(p.qkv + (size_t)p.n_rows * width, c->qkv + (size_t)from * width, width * sizeof *p.qkv);
+            memcpy(p.qkv + (size_t)p.n_rows * width, c->qkv + (size_t)from * width,
+                   width * sizeof *p.qkv);
         }
     }
     bool prompt = c->b.rows.n_prompt > 0;
@@ -358,11 +381,12 @@ static void run_parts(struct kern *k, const struct bench *c, const struct part *
     free(p.out);
 }
 
-/* One row, one result: a row's bits alone, among 1..64 rows of its sequence, in a mixed batch, in any
- * prompt chunk, on 1..3 threads. */
+/* One row, one result: a row's bits alone, among 1..64 rows of its sequence, in a mixed batch, in
+ * any prompt chunk, on 1..3 threads. */
 enum { LAST = 64, OTHERS = 9 };
 
-static void check_chunks(struct kern *k, const struct bench *c, int chunk, const XXH64_hash_t *want) {
+static void check_chunks(struct kern *k, const struct bench *c, int chunk,
+                         const XXH64_hash_t *want) {
     XXH64_hash_t got[LAST + OTHERS];
     for (int done = 0, n, turn = 0; done < LAST; done += n, turn++) {
         n = chunk < LAST - done ? chunk : LAST - done;
@@ -381,8 +405,8 @@ static void test_attention_invariance(void) {
     for (int n = 1; n < N_NAMES; n++) /* the reference's rows are alone by construction */
         for (size_t t = 0; t < sizeof shapes / sizeof *shapes; t++)
             for (int prompt = 0; prompt < 2; prompt++) {
-                struct seq seqs[3] = {{1157, LAST, prompt, 1, 21}, {300, 8, prompt, 2, 22},
-                                      {513, 1, prompt, 1, 23}};
+                struct seq seqs[3] = {
+                    {1157, LAST, prompt, 1, 21}, {300, 8, prompt, 2, 22}, {513, 1, prompt, 1, 23}};
                 struct bench *c = make(shapes[t], seqs, 3);
                 XXH64_hash_t want[LAST], got[LAST];
                 for (int threads = 1; threads <= 3; threads++) {
@@ -391,7 +415,8 @@ static void test_attention_invariance(void) {
                     run_parts(k, c, &(struct part){0, 0, LAST}, 1, got);
                     if (threads == 1) memcpy(want, got, sizeof want);
                     assert_memory_equal(got, want, sizeof want);
-                    for (size_t i = threads == 1 ? 0 : (size_t)threads + 2; i < sizeof chunks / sizeof *chunks; i++)
+                    for (size_t i = threads == 1 ? 0 : (size_t)threads + 2;
+                         i < sizeof chunks / sizeof *chunks; i++)
                         check_chunks(k, c, chunks[i], want);
                     k->ops->close(k);
                 }
@@ -399,8 +424,8 @@ static void test_attention_invariance(void) {
             }
 }
 
-/* A context long enough for many nodes: every level of the tree, so every number of threads, gives the same bits
- * and the right ones; one KV head, so that only the tree can be shared out. */
+/* A context long enough for many nodes: every level of the tree, so every number of threads, gives
+ * the same bits and the right ones; one KV head, so that only the tree can be shared out. */
 static void test_attention_long(void) {
     for (int n = 0; n < N_NAMES; n++) {
         XXH64_hash_t want = 0;
@@ -421,7 +446,8 @@ static void test_attention_long(void) {
     }
 }
 
-/* Something that is not a number in a row's future, or in a sibling of a token tree, changes nothing. */
+/* Something that is not a number in a row's future, or in a sibling of a token tree, changes
+ * nothing. */
 static void poison(struct bench *c, int seq, int position) {
     int at = 0;
     while (c->block[seq * c->capacity + at] != position / KERN_BLOCK) at++;
@@ -499,15 +525,16 @@ static void test_attention_mass(void) {
                 }
             for (int s = 0; s < N_MIX; s++)
                 for (int e = 0; e < c->n_blocks[s]; e++)
-                    assert_near(mass[s * c->capacity + e], want[s][c->block[s * c->capacity + e]], 1e-5);
+                    assert_near(mass[s * c->capacity + e], want[s][c->block[s * c->capacity + e]],
+                                1e-5);
             free(mass);
             discard(c);
             k->ops->close(k);
         }
 }
 
-/* The counter: per tile, K's whole page and V up to the last token that is seen. One generated row of
- * 65 tokens: two pages of K, 65 rows of V, for each KV head. */
+/* The counter: per tile, K's whole page and V up to the last token that is seen. One generated row
+ * of 65 tokens: two pages of K, 65 rows of V, for each KV head. */
 static void test_attention_bytes(void) {
     for (int n = 0; n < N_NAMES; n++) {
         struct kern *k = open_kern(names[n], 2);
@@ -557,7 +584,8 @@ static void test_attention_list_per_head(void) {
         double top = -INFINITY, sum = 0, score[180];
         for (int p = 320; p < 500; p++) {
             score[p - 320] = 0;
-            for (int d = 0; d < 64; d++) score[p - 320] += (double)query[d] * (double)k_at(c, 0, p, 1, d);
+            for (int d = 0; d < 64; d++)
+                score[p - 320] += (double)query[d] * (double)k_at(c, 0, p, 1, d);
             score[p - 320] /= 8;
             top = fmax(top, score[p - 320]);
         }
@@ -566,14 +594,15 @@ static void test_attention_list_per_head(void) {
             sum += x;
             for (int d = 0; d < 64; d++) o[d] += x * (double)v_at(c, 0, p, 1, d);
         }
-        for (int d = 0; d < 64; d++) assert_near(c->out[3 * 4 * 64 + 2 * 64 + d], o[d] / sum, F32_TOLERANCE);
+        for (int d = 0; d < 64; d++)
+            assert_near(c->out[3 * 4 * 64 + 2 * 64 + d], o[d] / sum, F32_TOLERANCE);
         discard(c);
         k->ops->close(k);
     }
 }
 
-/* rope_kv: biases, norms and rotation reach q and k, v takes its bias, and what lands in the pages is the
- * rounded row at its place, nothing beside it. */
+/* rope_kv: biases, norms and rotation reach q and k, v takes its bias, and what lands in the pages
+ * is the rounded row at its place, nothing beside it. */
 static void test_rope_kv_writes(void) {
     for (int n = 0; n < N_NAMES; n++)
         for (int type = 0; type < 3; type++) {
@@ -591,9 +620,16 @@ static void test_rope_kv_writes(void) {
             for (int i = 0; i < HD / 2; i++) inv[i] = powf(100000, (float)-i / (HD / 2));
             for (int i = 0; i < HEADS * HD; i++) bias[i] = value(83, 1, i, 0);
             for (int i = 0; i < HD; i++) norm[i] = 1 + value(84, 1, i, 0);
-            struct kern_rope rope = {.inv_freq = inv, .dim = HD, .interleaved = type == 1, .scale = 1.1f,
-                                     .q_norm = norm, .k_norm = norm, .norm_eps = 1e-6f,
-                                     .q_bias = bias, .k_bias = bias, .v_bias = bias};
+            struct kern_rope rope = {.inv_freq = inv,
+                                     .dim = HD,
+                                     .interleaved = type == 1,
+                                     .scale = 1.1f,
+                                     .q_norm = norm,
+                                     .k_norm = norm,
+                                     .norm_eps = 1e-6f,
+                                     .q_bias = bias,
+                                     .k_bias = bias,
+                                     .v_bias = bias};
             float *raw = malloc((size_t)(ROWS * WIDTH) * sizeof *raw);
             memcpy(raw, c->qkv, (size_t)(ROWS * WIDTH) * sizeof *raw);
             kern_cpu_read_kv(&c->kv, c->page[1], 1, false, before);
@@ -625,9 +661,12 @@ static void test_rope_kv_writes(void) {
                             for (int d = 0; d < HD; d++) {
                                 float got = after[(p % 64) * HD + d];
                                 bool kept = r < 0 || r == 7;
-                                float want = kept ? is_v ? v_at(c, 0, p, h, d) : k_at(c, 0, p, h, d)
-                                                  : rounded(t, c->qkv[r * WIDTH + (HEADS + is_v * KV + h) *
-                                                                          HD + d]);
+                                float want =
+                                    kept
+                                        ? is_v ? v_at(c, 0, p, h, d) : k_at(c, 0, p, h, d)
+                                        : rounded(
+                                              t,
+                                              c->qkv[r * WIDTH + (HEADS + is_v * KV + h) * HD + d]);
                                 assert_true(got == want);
                             }
                         }

@@ -1,6 +1,6 @@
-/* Row-wise arithmetic of the CPU backend: every instruction set that this machine has gives the same bits,
- * and those lie within a stated distance of sums in double. Each test runs over all tables, so a
- * machine without AVX-512 tests what it can run. */
+/* Row-wise arithmetic of the CPU backend: every instruction set that this machine has gives the
+ * same bits, and those lie within a stated distance of sums in double. Each test runs over all
+ * tables, so a machine without AVX-512 tests what it can run. */
 #include "tests/harness.h"
 
 #include <math.h>
@@ -36,7 +36,8 @@ static void random_row(float *x, int n, uint64_t salt, float scale) {
     for (int i = 0; i < n; i++) x[i] = random_f32(salt * 100000 + (uint64_t)i, scale);
 }
 
-/* Sweep e^x through exp_sum with max 0: 2e-7 relative, 0 where the result would be subnormal, exact ends. */
+/* Sweep e^x through exp_sum with max 0: 2e-7 relative, 0 where the result would be subnormal, exact
+ * ends. */
 static void test_exp_accuracy(void) {
     const struct cpu_rowwise_isa *t[MAX_TABLES];
     int n_tables = tables(t);
@@ -81,7 +82,8 @@ static void test_exp_one_lane(void) {
     }
 }
 
-/* Norm: 16 f32 partial sums of n / 16 terms each lose at most n / 16 half ulps, 4e-6 for 1000 columns. */
+/* Norm: 16 f32 partial sums of n / 16 terms each lose at most n / 16 half ulps, 4e-6 for 1000
+ * columns. */
 static void test_norm(void) {
     const struct cpu_rowwise_isa *t[MAX_TABLES];
     int n_tables = tables(t);
@@ -102,7 +104,8 @@ static void test_norm(void) {
                 assert_memory_equal(got_x[k], want_x, (size_t)n * 4);
                 assert_memory_equal(got[k], got[0], (size_t)n * 4);
             }
-            for (int i = 0; i < n; i++) assert_near(got[0][i], want[i], 1e-6 + fabs(want[i]) * 4e-6);
+            for (int i = 0; i < n; i++)
+                assert_near(got[0][i], want[i], 1e-6 + fabs(want[i]) * 4e-6);
         }
 }
 

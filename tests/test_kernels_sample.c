@@ -1,7 +1,7 @@
-/* Sampling. The twin sorts whole rows and sums in double, straight from the definitions; thresholds that fall
- * within 1e-6 of a tie in probability are drawn again, so that rounding cannot decide. Draws are held to the
- * exact filtered distribution by chi-square at a false-alarm rate of 1e-6 a case with fixed seeds (so the
- * outcome never changes from run to run). */
+/* Sampling. The twin sorts whole rows and sums in double, straight from the definitions; thresholds
+ * that fall within 1e-6 of a tie in probability are drawn again, so that rounding cannot decide.
+ * Draws are held to the exact filtered distribution by chi-square at a false-alarm rate of 1e-6 a
+ * case with fixed seeds (so the outcome never changes from run to run). */
 #include "tests/harness.h"
 
 #include <math.h>
@@ -18,7 +18,8 @@ enum { N_NAMES = sizeof names / sizeof *names };
 static struct kern *open_kern(const char *name, int n_threads) {
     struct kern *k;
     bool reference = !strcmp(name, "reference");
-    struct kern_options o = {.n_threads = n_threads, .isa = reference ? NULL : name,
+    struct kern_options o = {.n_threads = n_threads,
+                             .isa = reference ? NULL : name,
                              .precision = reference ? KERN_REFERENCE : KERN_FAST};
     return kern_cpu_open(&k, &o, NULL) == 0 ? k : NULL;
 }
@@ -42,7 +43,8 @@ static void run(struct kern *k, int n, int vocab, const float *logits, size_t st
 /* Peaked like a model's: most far below the best few. */
 static void random_logits(float *x, int n, uint64_t salt, float spread) {
     for (int i = 0; i < n; i++) {
-        float u = rng_uniform(salt, (uint64_t)i, RNG_TEST, 0), v = rng_uniform(salt, (uint64_t)i, RNG_TEST, 1);
+        float u = rng_uniform(salt, (uint64_t)i, RNG_TEST, 0),
+              v = rng_uniform(salt, (uint64_t)i, RNG_TEST, 1);
         x[i] = spread * sqrtf(-2 * logf(u + 1e-7f)) * cosf(6.2831853f * v);
     }
 }
@@ -60,8 +62,8 @@ static int by_logit(const void *a, const void *b) {
 }
 
 /* The filtered distribution; false where a threshold is too near a tie to be judged. */
-static bool twin(const float *logits, int vocab, const struct kern_sample *p, const struct kern_history *h,
-                 double *probs) {
+static bool twin(const float *logits, int vocab, const struct kern_sample *p,
+                 const struct kern_history *h, double *probs) {
     struct entry *e = malloc((size_t)vocab * sizeof *e);
     bool clear = true;
     for (int i = 0; i < vocab; i++) {
@@ -131,7 +133,8 @@ static void test_sample_greedy(void) {
             assert_true(probs[V + i] == (i == 300));
             assert_true(probs[2 * V + i] == 0);
         }
-        /* NaN at every place of a small row, also under a ban and with chance; nothing left to draw. */
+        /* NaN at every place of a small row, also under a ban and with chance; nothing left to
+         * draw. */
         for (int at = 0; at < 40; at++) {
             random_logits(x, 40, 2, 1);
             x[at] = NAN;
@@ -156,8 +159,8 @@ static void test_sample_greedy(void) {
     }
 }
 
-/* The distribution that comes back is the twin's for every mix of filters and penalties; the f32 weights' relative
- * error is some 2e-7 plus that of the exponent, |x| / T * 6e-8. */
+/* The distribution that comes back is the twin's for every mix of filters and penalties; the f32
+ * weights' relative error is some 2e-7 plus that of the exponent, |x| / T * 6e-8. */
 static void test_sample_filters(void) {
     enum { V = 3001, N_HISTORIES = 2 };
     static float x[V], probs[V];
@@ -234,7 +237,8 @@ static void test_sample_ties(void) {
     }
 }
 
-/* Wilson and Hilferty: chi-square of f degrees is about f (1 - 2/9f + z sqrt(2/9f))^3; z = 4.75 for 1e-6. */
+/* Wilson and Hilferty: chi-square of f degrees is about f (1 - 2/9f + z sqrt(2/9f))^3; z = 4.75 for
+ * 1e-6. */
 static double chi_square_limit(int f) {
     double a = 2.0 / (9.0 * f);
     return f * pow(1 - a + 4.75 * sqrt(a), 3);
@@ -283,14 +287,14 @@ static void test_sample_chi_square(void) {
             chi += (rare_seen - rare) * (rare_seen - rare) / rare;
             f++;
         }
-        if (chi > chi_square_limit(f)) fail_msg("case %d: chi-square %g of %d, limit %g", c, chi, f,
-                                                chi_square_limit(f));
+        if (chi > chi_square_limit(f))
+            fail_msg("case %d: chi-square %g of %d, limit %g", c, chi, f, chi_square_limit(f));
     }
     k->ops->close(k);
 }
 
-/* A draw is a function of its row, seed and position: not of neighbours, threads or an earlier call; and
- * the sets agree on it (their exponentials have the same bits). */
+/* A draw is a function of its row, seed and position: not of neighbours, threads or an earlier
+ * call; and the sets agree on it (their exponentials have the same bits). */
 static void test_sample_deterministic(void) {
     enum { V = 4097, ROWS = 33, STRIDE = 4100 };
     static float x[ROWS * STRIDE];
@@ -326,7 +330,8 @@ static void test_sample_deterministic(void) {
     assert_true(n_same < 8);
 }
 
-/* Log-probabilities are of the raw logits whatever the filters; the best ones in order, ties by id. */
+/* Log-probabilities are of the raw logits whatever the filters; the best ones in order, ties by id.
+ */
 static void test_sample_logprobs(void) {
     enum { V = 2000 };
     static float x[V];

@@ -1,7 +1,7 @@
-/* Attention in f32, compiled once for each instruction set. Scores: lanes are the 64 columns of a K page,
- * a register tile of QT queries x CV vectors, products summed over head_dim in order. Values: lanes are
- * head_dim, summed over tokens in order. Where a tile has more queries than one register tile, the
- * page is widened to f32 once for all of them; that is exact, so it changes no bit. */
+/* Attention in f32, compiled once for each instruction set. Scores: lanes are the 64 columns of a K
+ * page, a register tile of QT queries x CV vectors, products summed over head_dim in order. Values:
+ * lanes are head_dim, summed over tokens in order. Where a tile has more queries than one register
+ * tile, the page is widened to f32 once for all of them; that is exact, so it changes no bit. */
 #include <math.h>
 
 #include "kernels/cpu/attention.h"
@@ -20,17 +20,18 @@ struct work {
     const struct attn_job *job;
     const struct attn_tile *tile;
     int n_q, hd, dim;
-    float *q;           /* [n_q][hd], scaled */
-    float *score;       /* [n_q][KERN_LEAF] scores, then weights */
-    float *page;        /* [hd][64] or [64][dim]: a page in f32 */
-    float *stack;       /* unreduced nodes, [depth][n_q] slots */
-    float *mass;        /* [n_q][capacity][2] */
+    float *q;     /* [n_q][hd], scaled */
+    float *score; /* [n_q][KERN_LEAF] scores, then weights */
+    float *page;  /* [hd][64] or [64][dim]: a page in f32 */
+    float *stack; /* unreduced nodes, [depth][n_q] slots */
+    float *mass;  /* [n_q][capacity][2] */
     struct attn_sight *sight;
     void *amx;
     uint64_t kv_bytes;
 };
 
-static void carve(struct work *w, const struct attn_job *j, const struct attn_tile *t, void *scratch) {
+static void carve(struct work *w, const struct attn_job *j, const struct attn_tile *t,
+                  void *scratch) {
     struct attn_layout at = attn_layout(j->kv->head_dim, j->lists->capacity);
     uint8_t *p = scratch;
     *w = (struct work){
@@ -120,7 +121,8 @@ static void widen(enum kern_dtype t, const uint8_t *src, int n, int width, int s
 
 /* nq queries against the 64 columns of a K page [hd][64]; `next` is read ahead meanwhile. */
 ALWAYS_INLINE void score_tile(const int nq, const enum kern_dtype t, const float *q, int hd,
-                              const uint8_t *k, float *score, const uint8_t *next, size_t next_row) {
+                              const uint8_t *k, float *score, const uint8_t *next,
+                              size_t next_row) {
     const size_t es = attn_kv_bytes(t);
     for (int c = 0; c < KERN_BLOCK; c += COLS) {
         vf acc[QT][CV];
@@ -156,14 +158,25 @@ ALWAYS_INLINE void score_tiles(const enum kern_dtype t, const float *q, int n_q,
         const float *qi = q + (size_t)i * (size_t)hd;
         float *si = score + (size_t)i * KERN_LEAF;
         switch (n_q - i < QT ? n_q - i : QT) {
-        case 1: score_tile(1, t, qi, hd, k, si, next, next_row); break;
-        case 2: score_tile(2, t, qi, hd, k, si, next, next_row); break;
+        case 1:
+            score_tile(1, t, qi, hd, k, si, next, next_row);
+            break;
+        case 2:
+            score_tile(2, t, qi, hd, k, si, next, next_row);
+            break;
 #if defined(__AVX512F__)
-        case 3: score_tile(3, t, qi, hd, k, si, next, next_row); break;
-        case 4: score_tile(4, t, qi, hd, k, si, next, next_row); break;
-        case 5: score_tile(5, t, qi, hd, k, si, next, next_row); break;
+        case 3:
+            score_tile(3, t, qi, hd, k, si, next, next_row);
+            break;
+        case 4:
+            score_tile(4, t, qi, hd, k, si, next, next_row);
+            break;
+        case 5:
+            score_tile(5, t, qi, hd, k, si, next, next_row);
+            break;
 #endif
-        default: score_tile(QT, t, qi, hd, k, si, next, next_row);
+        default:
+            score_tile(QT, t, qi, hd, k, si, next, next_row);
         }
     }
 }
@@ -225,7 +238,8 @@ ALWAYS_INLINE void value_row(const int nq, const enum kern_dtype t, const float 
     const size_t es = attn_kv_bytes(t), v_row = (size_t)width * es;
     int d = 0;
     for (; d + COLS <= dim; d += COLS, next = NULL)
-        value_tile(nq, CV, t, p, t0, t1, v + (size_t)d * es, v_row, o + d, o_stride, next, next_row);
+        value_tile(nq, CV, t, p, t0, t1, v + (size_t)d * es, v_row, o + d, o_stride, next,
+                   next_row);
     for (; d < dim; d += VL, next = NULL)
         value_tile(nq, 1, t, p, t0, t1, v + (size_t)d * es, v_row, o + d, o_stride, next, next_row);
 }
@@ -237,14 +251,25 @@ ALWAYS_INLINE void value_tiles(const enum kern_dtype t, int n_q, const float *p,
         const float *pi = p + (size_t)i * KERN_LEAF;
         float *oi = o + (size_t)i * o_stride;
         switch (n_q - i < QT ? n_q - i : QT) {
-        case 1: value_row(1, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
-        case 2: value_row(2, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+        case 1:
+            value_row(1, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+            break;
+        case 2:
+            value_row(2, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+            break;
 #if defined(__AVX512F__)
-        case 3: value_row(3, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
-        case 4: value_row(4, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
-        case 5: value_row(5, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row); break;
+        case 3:
+            value_row(3, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+            break;
+        case 4:
+            value_row(4, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+            break;
+        case 5:
+            value_row(5, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+            break;
 #endif
-        default: value_row(QT, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
+        default:
+            value_row(QT, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
         }
     }
 }
@@ -259,8 +284,8 @@ static void value_range(enum kern_dtype t, int n_q, const float *p, int t0, int 
     else value_tiles(KERN_F32, n_q, p, t0, t1, v, width, dim, o, o_stride, next, next_row);
 }
 
-/* All queries of the tile over one page of V; `all` and `any` say which tokens every row and some row sees.
- * Tokens that a row does not see are skipped, not multiplied by zero. */
+/* All queries of the tile over one page of V; `all` and `any` say which tokens every row and some
+ * row sees. Tokens that a row does not see are skipped, not multiplied by zero. */
 static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, const float *p,
                        float *o, const uint8_t *next, size_t next_row) {
     const struct attn_job *j = w->job;
@@ -292,7 +317,8 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
 
 /* ---- Leaves and nodes ---------------------------------------------------------------------- */
 
-/* Largest score, weights exp(score - m) in place and their sum. 16 lanes over the columns in order. */
+/* Largest score, weights exp(score - m) in place and their sum. 16 lanes over the columns in order.
+ */
 static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
     vf top[VN], sum[VN];
     for (int v = 0; v < VN; v++) {
@@ -344,8 +370,8 @@ static void leaf(struct work *w, int idx, float *slot) {
         if (!see->any[e - e0]) continue;
         bool more = e + 1 < t->n_entries;
         const uint8_t *next = more ? attn_page(j, t, e + 1, e + 1 < e1) : NULL;
-        value_page(w, e, see->any[e - e0], see->all[e - e0], w->score + (e - e0) * KERN_BLOCK, slot, next,
-                   e + 1 < e1 ? v_row : k_row);
+        value_page(w, e, see->any[e - e0], see->all[e - e0], w->score + (e - e0) * KERN_BLOCK, slot,
+                   next, e + 1 < e1 ? v_row : k_row);
     }
 }
 
@@ -444,8 +470,8 @@ static void combine(const struct attn_job *j, const struct attn_tile *t) {
 
 /* ---- Attention mass ------------------------------------------------------------------------ */
 
-/* Marked rows of the tile, one after another: every entry's largest score and sum, then the share of each
- * in the row's total. */
+/* Marked rows of the tile, one after another, to the line of the mass that their list has: every
+ * entry's largest score and sum, then the share of each in the row's total. */
 static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
     struct work w;
     carve(&w, j, t, scratch);

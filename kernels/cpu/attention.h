@@ -3,22 +3,24 @@
 
 /* Private: how one attention call is cut up.
  *
- * A *tile* is some consecutive rows of one sequence and class with all query heads of one KV head: its
- * queries share every key and value that is read. A tile's list entries form *leaves* of 8 (512 tokens);
- * leaf i covers entries 8i..8i+7. Leaves are reduced over the aligned binary tree: node (level, idx)
- * covers leaves [idx << level, (idx + 1) << level), a node without a right half equals its left half. An
- * *item* is one node of the call's level for one tile; the thread that finishes a tile's last item
- * reduces its nodes. A query's bits depend on its own leaves alone, whatever the tile, level or thread.
+ * A *tile* is some consecutive rows of one sequence and class with all query heads of one KV head:
+ * its queries share every key and value that is read. A tile's list entries form *leaves* of 8 (512
+ * tokens); leaf i covers entries 8i..8i+7. Leaves are reduced over the aligned binary tree: node
+ * (level, idx) covers leaves [idx << level, (idx + 1) << level), a node without a right half equals
+ * its left half. An *item* is one node of the call's level for one tile; the thread that finishes a
+ * tile's last item reduces its nodes. A query's bits depend on its own leaves alone, whatever the
+ * tile, level or thread.
  *
- * Partials of a query are a *slot*: o[dim] (sum of p v, not normalised), then m (largest score) and l
- * (sum of p); m = -infinity with l = 0 is the empty node, identity of the reduction.
+ * Partials of a query are a *slot*: o[dim] (sum of p v, not normalised), then m (largest score) and
+ * l (sum of p); m = -infinity with l = 0 is the empty node, identity of the reduction.
  *
- * What a row cannot see (later positions, the idle tail of a page, masked rows of a token tree) is never
- * multiplied in: its scores are replaced before use and its values skipped, whatever bytes lie there.
+ * What a row cannot see (later positions, the idle tail of a page, masked rows of a token tree) is
+ * never multiplied in: its scores are replaced before use and its values skipped, whatever bytes
+ * lie there.
  *
- * Bytes counted in kv_bytes_read, per tile and leaf: all of K's page (64 columns) and the rows of V up to
- * the last token that a row of the tile sees, for every page that holds such a token; the mass tap reads K
- * again. */
+ * Bytes counted in kv_bytes_read, per tile and leaf: all of K's page (64 columns) and the rows of V
+ * up to the last token that a row of the tile sees, for every page that holds such a token; the
+ * mass tap reads K again. */
 
 #include <stdatomic.h>
 
@@ -28,26 +30,26 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    ATTN_GEN_Q = 48,    /* queries of a tile of generated rows (more where one row has more heads) */
+    ATTN_GEN_Q = 48, /* queries of a tile of generated rows (more where one row has more heads) */
     ATTN_PROMPT_Q = 64, /* of prompt rows */
     ATTN_AMX_Q = 192,   /* of prompt rows on AMX */
     ATTN_MAX_Q = 192,
-    ATTN_AMX_GROUP = 32, /* queries that AMX multiplies at a time */
+    ATTN_AMX_GROUP = 32,                   /* queries that AMX multiplies at a time */
     ATTN_ENTRIES = KERN_LEAF / KERN_BLOCK, /* list entries of a leaf */
     ATTN_MAX_DEPTH = 32,                   /* unreduced nodes that an item may hold */
     ATTN_ITEMS_PER_THREAD = 8,
 };
 
 struct attn_tile {
-    int seq, head;      /* head: KV head */
-    int row, n_rows;    /* rows of the batch */
+    int seq, head;   /* head: KV head */
+    int row, n_rows; /* rows of the batch */
     bool prompt;
-    size_t list;        /* index of its list */
-    int n_entries;      /* leading entries with a token that some row sees */
-    int n_nodes;        /* at least 1 */
+    size_t list;   /* index of its list */
+    int n_entries; /* leading entries with a token that some row sees */
+    int n_nodes;   /* at least 1 */
     int first_item;
-    size_t slot;        /* its slots: [n_nodes][n_rows * group] */
-    atomic_int n_left;  /* items not finished */
+    size_t slot;       /* its slots: [n_nodes][n_rows * group] */
+    atomic_int n_left; /* items not finished */
 };
 
 struct attn_job {
@@ -59,17 +61,17 @@ struct attn_job {
     int n_heads, group;
     float scale;
     const float *qkv;
-    int qkv_stride;     /* floats a row */
-    float *out;         /* [n_rows][n_heads * head_dim] */
-    int dim;            /* head_dim rounded up to 16 */
-    int slot_floats;    /* dim + 16: m at [dim], l at [dim + 1] */
-    int level;          /* of an item's node */
+    int qkv_stride;  /* floats a row */
+    float *out;      /* [n_rows][n_heads * head_dim] */
+    int dim;         /* head_dim rounded up to 16 */
+    int slot_floats; /* dim + 16: m at [dim], l at [dim + 1] */
+    int level;       /* of an item's node */
     int n_tiles, n_items;
     struct attn_tile *tiles;
     float *slots;
     uint8_t *thread_scratch;
     size_t thread_scratch_bytes;
-    atomic_int next;    /* item to be taken */
+    atomic_int next; /* item to be taken */
     atomic_ullong kv_bytes;
 };
 
@@ -77,10 +79,12 @@ static inline int attn_n_leaves(int n_entries) {
     return (n_entries + ATTN_ENTRIES - 1) / ATTN_ENTRIES;
 }
 
-static inline size_t attn_kv_bytes(enum kern_dtype t) { return t == KERN_F32 ? 4 : 2; }
+static inline size_t attn_kv_bytes(enum kern_dtype t) {
+    return t == KERN_F32 ? 4 : 2;
+}
 
-static inline const uint8_t *attn_page(const struct attn_job *j, const struct attn_tile *t, int entry,
-                                       bool value) {
+static inline const uint8_t *attn_page(const struct attn_job *j, const struct attn_tile *t,
+                                       int entry, bool value) {
     const struct kern_kv *kv = j->kv;
     int32_t page = j->lists->page[t->list * (size_t)j->lists->capacity + (size_t)entry];
     return (const uint8_t *)kv->base + (size_t)page * kv->page_stride +
@@ -102,14 +106,15 @@ static inline uint64_t attn_visible(const struct attn_job *j, const struct attn_
     int first = b->seq_row[t->seq], n_pass = b->seq_n_rows[t->seq];
     for (int i = 0; i < n_pass && i < 64; i++) {
         int32_t at = b->position[first + i];
-        if (at / KERN_BLOCK == block && !(mask >> i & 1)) seen &= ~((uint64_t)1 << (at % KERN_BLOCK));
+        if (at / KERN_BLOCK == block && !(mask >> i & 1))
+            seen &= ~((uint64_t)1 << (at % KERN_BLOCK));
     }
     return seen;
 }
 
 /* What the rows of a tile see of a leaf. */
 struct attn_sight {
-    int e0, e1;                                  /* its entries */
+    int e0, e1;                                    /* its entries */
     uint64_t any[ATTN_ENTRIES], all[ATTN_ENTRIES]; /* tokens that some row and every row sees */
     uint64_t row[ATTN_MAX_Q][ATTN_ENTRIES];
     bool row_any[ATTN_MAX_Q];
@@ -134,7 +139,9 @@ static inline void attn_look(const struct attn_job *j, const struct attn_tile *t
 }
 
 /* Tokens of a page up to the last one in `any` (not 0). */
-static inline int attn_n_tokens(uint64_t any) { return KERN_BLOCK - __builtin_clzll(any); }
+static inline int attn_n_tokens(uint64_t any) {
+    return KERN_BLOCK - __builtin_clzll(any);
+}
 
 static inline float *attn_slots(const struct attn_job *j, const struct attn_tile *t, int node) {
     size_t n_q = (size_t)t->n_rows * (size_t)j->group;
@@ -148,11 +155,16 @@ static inline void attn_mass_max(float *at, float mass) {
     uint32_t *bits = (uint32_t *)(void *)at;
     now = __atomic_load_n(bits, __ATOMIC_RELAXED);
     while (now < want && !__atomic_compare_exchange_n(bits, &now, want, true, __ATOMIC_RELAXED,
-                                                      __ATOMIC_RELAXED)) {}
+                                                      __ATOMIC_RELAXED)) {
+    }
 }
 
-/* Scratch of attention_amx.c: packed queries, keys and values of a leaf, scores, weights, outputs. */
-enum { ATTN_AMX_S = KERN_LEAF + 16, ATTN_AMX_P = KERN_LEAF + 32 }; /* strides that spread over cache sets */
+/* Scratch of attention_amx.c: packed queries, keys and values of a leaf, scores, weights, outputs.
+ */
+enum {
+    ATTN_AMX_S = KERN_LEAF + 16,
+    ATTN_AMX_P = KERN_LEAF + 32
+}; /* strides that spread over cache sets */
 static inline size_t attn_amx_bytes(int head_dim) {
     size_t kdim = align_up((size_t)head_dim, 32), dim = align_up((size_t)head_dim, 16);
     return (ATTN_AMX_Q + ATTN_AMX_GROUP) * kdim * 2 + KERN_LEAF * kdim * 2 + KERN_LEAF * dim * 2 +
@@ -190,8 +202,8 @@ static inline bool attn_uses_amx(const struct cpu_ctx *c, enum kern_dtype t, boo
     return prompt && c->amx && t != KERN_F32;
 }
 
-/* Of an item of a prompt tile: pack its queries once, then leaves to slots. attn_amx_leaf returns the bytes of K and
- * V read. */
+/* Of an item of a prompt tile: pack its queries once, then leaves to slots. attn_amx_leaf returns
+ * the bytes of K and V read. */
 void attn_amx_queries(const struct attn_job *job, const struct attn_tile *tile, void *amx_scratch);
 uint64_t attn_amx_leaf(const struct attn_job *job, const struct attn_tile *tile,
                        struct attn_sight *sight, void *amx_scratch, float *slot);

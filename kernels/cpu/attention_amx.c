@@ -1,12 +1,13 @@
-/* A leaf of a prompt tile by AMX bf16 tiles: S = Q K^T and O = P V, softmax in f32 between them. K and V of the
- * leaf are rounded to bf16 and paired once for all queries of the tile; queries then go 32 at a time, so that
- * their scores stay near. Both of the cache's layouts ([head_dim][64] and [64][head_dim]) are rows of the
- * product's inner dimension, so one packing serves K and V.
+/* A leaf of a prompt tile by AMX bf16 tiles: S = Q K^T and O = P V, softmax in f32 between them. K
+ * and V of the leaf are rounded to bf16 and paired once for all queries of the tile; queries then
+ * go 32 at a time, so that their scores stay near. Both of the cache's layouts ([head_dim][64] and
+ * [64][head_dim]) are rows of the product's inner dimension, so one packing serves K and V.
  *
- * A query's bits depend on itself and on what it sees alone: an element of a product is summed over the inner
- * dimension in order; columns that it does not see have weight exactly 0, which adds nothing; values behind the
- * last token that the tile sees are packed as zeros. Where a page that only some rows see holds a value
- * that is not finite (0 times it would be NaN), every row gets a packing of its own without what it does not see. */
+ * A query's bits depend on itself and on what it sees alone: an element of a product is summed over
+ * the inner dimension in order; columns that it does not see have weight exactly 0, which adds
+ * nothing; values behind the last token that the tile sees are packed as zeros. Where a page that
+ * only some rows see holds a value that is not finite (0 times it would be NaN), every row gets a
+ * packing of its own without what it does not see. */
 #include <math.h>
 
 #include "kernels/cpu/attention.h"
@@ -16,17 +17,18 @@ enum { G = ATTN_AMX_GROUP };
 
 /* Scratch, carved; attn_amx_bytes says how much. */
 struct amx {
-    int kdim, dim;   /* head_dim rounded up to 32 and to 16 */
-    uint16_t *q;     /* [ATTN_AMX_Q + G][kdim] */
-    uint16_t *k;     /* [8 pages][kdim / 2][64][2]: pairs of d */
-    uint16_t *v;     /* [KERN_LEAF / 2][dim][2]: pairs of tokens */
-    float *s;        /* [G][ATTN_AMX_S] */
-    uint16_t *p;     /* [G][ATTN_AMX_P] */
-    float *o;        /* [G][dim] */
+    int kdim, dim; /* head_dim rounded up to 32 and to 16 */
+    uint16_t *q;   /* [ATTN_AMX_Q + G][kdim] */
+    uint16_t *k;   /* [8 pages][kdim / 2][64][2]: pairs of d */
+    uint16_t *v;   /* [KERN_LEAF / 2][dim][2]: pairs of tokens */
+    float *s;      /* [G][ATTN_AMX_S] */
+    uint16_t *p;   /* [G][ATTN_AMX_P] */
+    float *o;      /* [G][dim] */
 };
 
 static struct amx carve(int head_dim, void *scratch) {
-    struct amx a = {.kdim = (int)align_up((size_t)head_dim, 32), .dim = (int)align_up((size_t)head_dim, 16)};
+    struct amx a = {.kdim = (int)align_up((size_t)head_dim, 32),
+                    .dim = (int)align_up((size_t)head_dim, 16)};
     size_t kdim = (size_t)a.kdim, dim = (size_t)a.dim;
     uint8_t *at = scratch;
     a.q = (uint16_t *)(void *)at, at += (ATTN_AMX_Q + G) * kdim * 2;
@@ -46,10 +48,10 @@ ALWAYS_INLINE __m256i load_bf16(enum kern_dtype t, const uint16_t *src, __mmask1
     return t == KERN_BF16 ? h : (__m256i)_mm512_cvtneps_pbh(_mm512_cvtph_ps(h));
 }
 
-/* n rows of `width` elements to pairs of rows, [n_out / 2][stride][2]; zeros beyond. A row whose bit in `keep` is
- * clear counts as zeros (bit i for row i; rows from 64 on are kept). */
-ALWAYS_INLINE void pack_as(enum kern_dtype t, const uint16_t *src, int n, int width, int n_out, int stride,
-                           uint64_t keep, uint16_t *dst) {
+/* n rows of `width` elements to pairs of rows, [n_out / 2][stride][2]; zeros beyond. A row whose
+ * bit in `keep` is clear counts as zeros (bit i for row i; rows from 64 on are kept). */
+ALWAYS_INLINE void pack_as(enum kern_dtype t, const uint16_t *src, int n, int width, int n_out,
+                           int stride, uint64_t keep, uint16_t *dst) {
     for (int i = 0; i < n_out; i += 2) {
         bool first = i < n && (i >= 64 || keep >> i & 1);
         bool second = i + 1 < n && (i + 1 >= 64 || keep >> (i + 1) & 1);
@@ -77,7 +79,8 @@ static bool any_not_finite(const uint16_t *x, size_t n) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     __mmask32 bad = 0;
     for (size_t i = 0; i < n; i += 32)
-        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(x + i), exponent), exponent);
+        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(x + i), exponent),
+                                       exponent);
     return bad != 0;
 }
 
@@ -85,8 +88,9 @@ static uint16_t *v_page(const struct amx *a, int entry) {
     return a->v + (size_t)entry * KERN_BLOCK * (size_t)a->dim;
 }
 
-static void pack_values(const struct attn_job *j, const struct attn_tile *t, const struct attn_sight *see,
-                        const struct amx *a, int entry, uint64_t keep) {
+static void pack_values(const struct attn_job *j, const struct attn_tile *t,
+                        const struct attn_sight *see, const struct amx *a, int entry,
+                        uint64_t keep) {
     uint64_t any = see->any[entry];
     const void *src = any ? (const void *)attn_page(j, t, see->e0 + entry, true) : a->p;
     pack(j->kv->dtype, src, any ? attn_n_tokens(any) : 0, j->kv->head_dim, KERN_BLOCK, a->dim, keep,
@@ -103,8 +107,11 @@ void attn_amx_queries(const struct attn_job *j, const struct attn_tile *t, void 
                                (size_t)(t->head * j->group + g) * (size_t)hd;
             for (int x = 0; x < a.kdim; x += 16) {
                 int left = hd - x;
-                __mmask16 lanes = left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1u) : 0;
-                __m512 q = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, src + x), _mm512_set1_ps(j->scale));
+                __mmask16 lanes = left >= 16 ? 0xffff
+                                  : left > 0 ? (__mmask16)((1u << left) - 1u)
+                                             : 0;
+                __m512 q =
+                    _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, src + x), _mm512_set1_ps(j->scale));
                 _mm256_storeu_si256((__m256i *)(void *)(dst + x), (__m256i)_mm512_cvtneps_pbh(q));
             }
         }
@@ -118,10 +125,10 @@ static const struct {
     uint8_t rows[16];
 } full_tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* c = a b for nm x nn tiles of 16 x 16 over nk steps of 32; strides in bytes. The intrinsics tell the compiler of
- * no memory, hence the barriers. */
-ALWAYS_INLINE void product(int nm, int nn, int nk, const uint16_t *a, size_t a_stride, const uint16_t *b,
-                           size_t b_stride, float *c, size_t c_stride) {
+/* c = a b for nm x nn tiles of 16 x 16 over nk steps of 32; strides in bytes. The intrinsics tell
+ * the compiler of no memory, hence the barriers. */
+ALWAYS_INLINE void product(int nm, int nn, int nk, const uint16_t *a, size_t a_stride,
+                           const uint16_t *b, size_t b_stride, float *c, size_t c_stride) {
     const uint8_t *a0 = (const uint8_t *)a, *a1 = a0 + 16 * a_stride, *b0 = (const uint8_t *)b;
     uint8_t *c0 = (uint8_t *)c, *c1 = c0 + 16 * c_stride;
     __asm__ volatile("" : : : "memory");
@@ -197,8 +204,8 @@ static void mask_page(float *s, uint64_t seen) {
 /* ---- A leaf -------------------------------------------------------------------------------- */
 
 /* Queries [q0, q0 + n) of the tile, n <= 32. */
-static void group(const struct attn_job *j, const struct attn_sight *see, const struct amx *a, int q0, int n,
-                  float *slot) {
+static void group(const struct attn_job *j, const struct attn_sight *see, const struct amx *a,
+                  int q0, int n, float *slot) {
     int n_entries = see->e1 - see->e0, nm = n > 16 ? 2 : 1, last = -1;
     size_t kdim = (size_t)a->kdim, dim = (size_t)a->dim, stride = (size_t)j->slot_floats;
     int r0 = q0 / j->group, r1 = (q0 + n - 1) / j->group;
@@ -210,8 +217,8 @@ static void group(const struct attn_job *j, const struct attn_sight *see, const 
         float *s = a->s + e * KERN_BLOCK;
         const uint16_t *k = a->k + (size_t)e * KERN_BLOCK * kdim;
         for (int c = 0; c < KERN_BLOCK && see->any[e]; c += 32)
-            product(nm, 2, a->kdim / 32, a->q + (size_t)q0 * kdim, kdim * 2, k + c * 2, KERN_BLOCK * 4,
-                    s + c, ATTN_AMX_S * sizeof(float));
+            product(nm, 2, a->kdim / 32, a->q + (size_t)q0 * kdim, kdim * 2, k + c * 2,
+                    KERN_BLOCK * 4, s + c, ATTN_AMX_S * sizeof(float));
         for (int i = 0; i < n && see->all[e] != ~(uint64_t)0; i++)
             mask_page(s + (size_t)i * ATTN_AMX_S, see->row[(q0 + i) / j->group][e]);
     }
@@ -229,20 +236,21 @@ static void group(const struct attn_job *j, const struct attn_sight *see, const 
     float *o = whole ? slot + (size_t)q0 * stride : a->o;
     size_t o_stride = (whole ? stride : dim) * sizeof(float);
     for (int d = 0; d < a->dim; d += 32)
-        product(nm, d + 16 < a->dim ? 2 : 1, n_cols / 32, a->p, ATTN_AMX_P * 2, a->v + d * 2, dim * 4, o + d,
-                o_stride);
+        product(nm, d + 16 < a->dim ? 2 : 1, n_cols / 32, a->p, ATTN_AMX_P * 2, a->v + d * 2,
+                dim * 4, o + d, o_stride);
     for (int i = 0; i < n && !whole; i++)
         memcpy(slot + (size_t)(q0 + i) * stride, o + (size_t)i * dim, dim * sizeof(float));
 }
 
 /* Each row by itself, over values in which what it does not see is zero. */
-static void rows_apart(const struct attn_job *j, const struct attn_tile *t, const struct attn_sight *see,
-                       const struct amx *a, float *slot) {
+static void rows_apart(const struct attn_job *j, const struct attn_tile *t,
+                       const struct attn_sight *see, const struct amx *a, float *slot) {
     for (int r = 0; r < t->n_rows; r++) {
         for (int e = 0; e < see->e1 - see->e0; e++)
             if (see->all[e] != ~(uint64_t)0) pack_values(j, t, see, a, e, see->row[r][e]);
         int end = (r + 1) * j->group;
-        for (int q = r * j->group; q < end; q += G) group(j, see, a, q, end - q < G ? end - q : G, slot);
+        for (int q = r * j->group; q < end; q += G)
+            group(j, see, a, q, end - q < G ? end - q : G, slot);
     }
 }
 

@@ -1,5 +1,5 @@
-/* Attention in double, one query at a time, softmax in two passes: what the other tables are checked
- * against. A tile is one item. */
+/* Attention in double, one query at a time, softmax in two passes: what the other tables are
+ * checked against. A tile is one item. */
 #include <math.h>
 
 #include "kernels/cpu/attention.h"
@@ -30,7 +30,8 @@ static const float *query(const struct attn_job *j, const struct attn_tile *t, i
 }
 
 /* Largest score of a query; -infinity where it sees nothing. */
-static double top_score(const struct attn_job *j, const struct attn_tile *t, int row, const float *q) {
+static double top_score(const struct attn_job *j, const struct attn_tile *t, int row,
+                        const float *q) {
     double top = -INFINITY;
     for (int e = 0; e < t->n_entries; e++) {
         uint64_t seen = attn_visible(j, t, row, e);
@@ -83,14 +84,15 @@ static void combine(const struct attn_job *j, const struct attn_tile *t) {
     for (int r = 0; r < t->n_rows; r++)
         for (int g = 0; g < j->group; g++, slot += j->slot_floats) {
             if (j->batch->row_seq[t->row + r] < 0) continue;
-            size_t head = (size_t)(t->row + r) * (size_t)j->n_heads + (size_t)(t->head * j->group + g);
+            size_t head =
+                (size_t)(t->row + r) * (size_t)j->n_heads + (size_t)(t->head * j->group + g);
             memcpy(j->out + head * hd, slot, hd * sizeof *slot);
         }
 }
 
 /* Sum of exp(score - top) over the tokens of entry e that the row sees. */
-static double entry_sum(const struct attn_job *j, const struct attn_tile *t, int row, const float *q,
-                        double top, int e) {
+static double entry_sum(const struct attn_job *j, const struct attn_tile *t, int row,
+                        const float *q, double top, int e) {
     uint64_t seen = attn_visible(j, t, row, e);
     double sum = 0;
     for (int x = 0; x < KERN_BLOCK; x++)

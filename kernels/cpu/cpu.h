@@ -1,9 +1,10 @@
 #ifndef TANDEM_KERNELS_CPU_H
 #define TANDEM_KERNELS_CPU_H
 
-/* Private to kernels/cpu/: the backend's context and the table of inner functions that each instruction set
- * fills. context.c chooses a table at open, ops.c turns each operation of kern_ops into one threads_run
- * over it. Inner functions work on a range or a share of the work, never start threads, never allocate. */
+/* Private to kernels/cpu/: the backend's context and the table of inner functions that each
+ * instruction set fills. context.c chooses a table at open, ops.c turns each operation of kern_ops
+ * into one threads_run over it. Inner functions work on a range or a share of the work, never start
+ * threads, never allocate. */
 
 #include "base/threads.h"
 #include "kernels/kernels.h"
@@ -12,20 +13,21 @@ enum { CPU_MAX_THREADS = 256 };
 
 struct cpu_ctx;
 
-/* Packed activations of one class of rows. The buffer of a kern_act holds the generated rows' part first
- * (gen_bytes(n_gen, cols)), the prompt rows' part behind it, each in its own layout, so that the kernel and
- * the bits of a row follow from its class alone. */
+/* Packed activations of one class of rows. The buffer of a kern_act holds the generated rows' part
+ * first (gen_bytes(n_gen, cols)), the prompt rows' part behind it, each in its own layout, so that
+ * the kernel and the bits of a row follow from its class alone. */
 enum cpu_class { CPU_GEN, CPU_PROMPT };
 
-/* Products. `reference` and `plain` run anywhere; `avx2` and `avx512` need what their names say; avx512
- * serves prompt rows by AMX bf16 tiles where the machine has them (ctx->amx). */
+/* Products. `reference` and `plain` run anywhere; `avx2` and `avx512` need what their names say;
+ * avx512 serves prompt rows by AMX bf16 tiles where the machine has them (ctx->amx). */
 struct cpu_matmul_isa {
     /* Packed size; 0 where cols does not suit the dtype. */
     size_t (*weight_bytes)(enum kern_dtype t, int rows, int cols);
     /* Rows are packed in panels of this many (interleaved); the last panel is padded with zeros. */
     int panel_rows;
     /* Pack panels [begin, end) from the file layout at `src` (all rows). */
-    void (*weight_pack)(const struct kern_weight *w, void *dst, const void *src, int begin, int end);
+    void (*weight_pack)(const struct kern_weight *w, void *dst, const void *src, int begin,
+                        int end);
     /* One row as f32 [cols], for embed. */
     void (*weight_row)(const struct kern_weight *w, int row, float *out);
     /* Bytes of a class's activations for n rows. */
@@ -33,32 +35,36 @@ struct cpu_matmul_isa {
     /* Pack row r (of n) of a class from f32 x[cols]; `act` is the start of the class's part. */
     void (*act_row)(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
                     const float *x);
-    /* Share `idx` of `n_threads` of out[n][...] = act W^T for one class; splits by output panels. `scratch`
-     * is this thread's matmul scratch (ctx->matmul_scratch_bytes). */
+    /* Share `idx` of `n_threads` of out[n][...] = act W^T for one class; splits by output panels.
+     * `scratch` is this thread's matmul scratch (ctx->matmul_scratch_bytes). */
     void (*matmul)(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
-                   const void *act, float *out, int out_stride, int out_offset, void *scratch, int idx,
-                   int n_threads);
+                   const void *act, float *out, int out_stride, int out_offset, void *scratch,
+                   int idx, int n_threads);
 };
 extern const struct cpu_matmul_isa cpu_matmul_reference, cpu_matmul_plain, cpu_matmul_avx2,
     cpu_matmul_avxvnni, cpu_matmul_avx512;
 
-/* Row-wise arithmetic. kernels/cpu/rowwise.c is compiled once for each instruction set: 16 partial sums in
- * a fixed order, no contraction, so that every table but `reference` (double) gives the same bits. */
+/* Row-wise arithmetic. kernels/cpu/rowwise.c is compiled once for each instruction set: 16 partial
+ * sums in a fixed order, no contraction, so that every table but `reference` (double) gives the
+ * same bits. */
 struct cpu_rowwise_isa {
     /* x += delta (NULL: not), out = rmsnorm(x) * weight. out may be x. */
-    void (*norm)(float *x, const float *delta, const float *weight, float eps, int cols, float *out);
+    void (*norm)(float *x, const float *delta, const float *weight, float eps, int cols,
+                 float *out);
     /* out = silu(gate) * up. out may be gate or up. */
     void (*gate)(const float *gate, const float *up, int cols, float *out);
-    /* cos and sin [half] of position * inv_freq, the angle in double, times scale; position < 2^24. */
+    /* cos and sin [half] of position * inv_freq, the angle in double, times scale; position < 2^24.
+     */
     void (*rope_angles)(const float *inv_freq, int half, int32_t position, float scale, float *cos,
                         float *sin);
-    /* One head in place: bias (NULL: not), norm (NULL: not), rotation by cos/sin [dim/2] (NULL: not). */
+    /* One head in place: bias (NULL: not), norm (NULL: not), rotation by cos/sin [dim/2] (NULL:
+     * not). */
     void (*rope_head)(float *x, int head_dim, const float *bias, const float *norm, float eps,
                       const float *cos, const float *sin, int dim, bool interleaved);
     /* Largest of x[n] and the lowest index that holds it; false where x holds NaN. */
     bool (*max)(const float *x, int n, float *max, int *idx);
-    /* Sum of exp((x[i] - max) * inv_t) over i < n in an order that n alone decides; out (NULL: not) gets
-     * the terms. */
+    /* Sum of exp((x[i] - max) * inv_t) over i < n in an order that n alone decides; out (NULL: not)
+     * gets the terms. */
     double (*exp_sum)(const float *x, int n, float max, float inv_t, float *out);
 };
 extern const struct cpu_rowwise_isa cpu_rowwise_reference, cpu_rowwise_plain, cpu_rowwise_avx2,
@@ -71,8 +77,8 @@ struct cpu_attn_isa {
     /* Write k[head_dim], v[head_dim] of one token into place t of a page's head. */
     void (*kv_write)(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
                      const float *v);
-    /* One tile's queries over node `node` of its KV tree; partials to the tile's slots. `scratch` is the
-     * thread's own. */
+    /* One tile's queries over node `node` of its KV tree; partials to the tile's slots. `scratch`
+     * is the thread's own. */
     void (*item)(struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
     /* Reduce the tile's nodes in place and write its rows of the output. */
     void (*combine)(const struct attn_job *job, const struct attn_tile *tile);
@@ -81,8 +87,8 @@ struct cpu_attn_isa {
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 
-/* Operations of kern_ops that live in ops_attention.c and sample.c; K and V of a token are written, rows
- * attended and tokens drawn each in one threads_run. */
+/* Operations of kern_ops that live in ops_attention.c and sample.c; K and V of a token are written,
+ * rows attended and tokens drawn each in one threads_run. */
 int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
                      int n_heads, float *qkv, const struct kern_kv *kv);
 size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
@@ -110,12 +116,15 @@ struct cpu_ctx {
     struct threads *threads;
     enum kern_precision precision;
     const struct cpu_isa *isa;
-    bool amx; /* prompt products and prompt attention may use AMX bf16 */
-    bool f32_weights; /* an F32 matrix was packed: AMX's prompt rows keep an f32 copy beside their tiles */
+    bool amx;         /* prompt products and prompt attention may use AMX bf16 */
+    bool f32_weights; /* an F32 matrix was packed: AMX's prompt rows keep an f32 copy beside their
+                         tiles */
     size_t matmul_scratch_bytes; /* a thread */
     void *matmul_scratch[CPU_MAX_THREADS];
 };
 
-static inline const struct cpu_ctx *cpu_ctx(const struct kern *k) { return (const struct cpu_ctx *)k; }
+static inline const struct cpu_ctx *cpu_ctx(const struct kern *k) {
+    return (const struct cpu_ctx *)k;
+}
 
 #endif

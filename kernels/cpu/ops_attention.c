@@ -1,5 +1,5 @@
-/* The operations rope_kv and attention of the CPU backend: what is cut into which pieces, and the threads
- * that take them. */
+/* The operations rope_kv and attention of the CPU backend: what is cut into which pieces, and the
+ * threads that take them. */
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
@@ -50,8 +50,8 @@ static void rope_share(void *arg, int idx, int n_threads) {
         if (j->b->row_seq[row] < 0) continue;
         bool turn = j->rope->inv_freq != NULL;
         if (turn)
-            j->c->isa->rowwise->rope_angles(j->rope->inv_freq, j->rope->dim / 2, j->b->position[row],
-                                            j->rope->scale, cos, sin);
+            j->c->isa->rowwise->rope_angles(j->rope->inv_freq, j->rope->dim / 2,
+                                            j->b->position[row], j->rope->scale, cos, sin);
         rope_row(j, row, turn ? cos : NULL, turn ? sin : NULL);
     }
 }
@@ -60,8 +60,13 @@ int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct ke
                      int n_heads, float *qkv, const struct kern_kv *kv) {
     const struct cpu_ctx *c = cpu_ctx(k);
     ASSERT(kv->head_dim <= KERN_MAX_HEAD_DIM && rope->dim <= kv->head_dim && rope->dim % 2 == 0);
-    struct rope_job j = {.c = c, .b = b, .rope = rope, .n_heads = n_heads,
-                         .n_rows = b->rows.n_gen + b->rows.n_prompt, .qkv = qkv, .kv = kv};
+    struct rope_job j = {.c = c,
+                         .b = b,
+                         .rope = rope,
+                         .n_heads = n_heads,
+                         .n_rows = b->rows.n_gen + b->rows.n_prompt,
+                         .qkv = qkv,
+                         .kv = kv};
     threads_run(c->threads, rope_share, &j);
     return 0;
 }
@@ -74,8 +79,8 @@ static int rows_per_tile(const struct attn_job *j, bool prompt) {
     return n < 1 ? 1 : n;
 }
 
-/* Tiles for any number of KV heads: a tile holds at least half of ATTN_GEN_Q queries but at the ends of
- * a sequence's rows in each of the two classes. */
+/* Tiles for any number of KV heads: a tile holds at least half of ATTN_GEN_Q queries but at the
+ * ends of a sequence's rows in each of the two classes. */
 static size_t max_tiles(struct kern_rows rows, int n_seqs, int n_heads) {
     size_t n_rows = (size_t)rows.n_gen + (size_t)rows.n_prompt;
     size_t ends = 2 * (size_t)n_seqs;
@@ -111,9 +116,10 @@ static int entries_until(const struct kern_lists *l, size_t list, int32_t positi
 static void add_tile(struct attn_job *j, int seq, int head, int row, int n_rows) {
     const struct kern_batch *b = j->batch;
     struct attn_tile *t = &j->tiles[j->n_tiles++];
-    *t = (struct attn_tile){.seq = seq, .head = head, .row = row, .n_rows = n_rows,
-                            .prompt = row >= b->rows.n_gen};
-    t->list = (size_t)seq * (size_t)j->lists->seq_stride + (size_t)head * (size_t)j->lists->head_stride;
+    *t = (struct attn_tile){
+        .seq = seq, .head = head, .row = row, .n_rows = n_rows, .prompt = row >= b->rows.n_gen};
+    t->list =
+        (size_t)seq * (size_t)j->lists->seq_stride + (size_t)head * (size_t)j->lists->head_stride;
     int32_t last = -1;
     for (int r = row; r < row + n_rows; r++)
         if (b->row_seq[r] >= 0 && b->position[r] > last) last = b->position[r];
@@ -166,7 +172,8 @@ static struct attn_tile *tile_of_item(struct attn_job *j, int item) {
     return &j->tiles[lo];
 }
 
-/* Items from the last to the first, so that a prompt's longest rows start first; then the masses. */
+/* Items from the last to the first, so that a prompt's longest rows start first; then the masses.
+ */
 static void attention_share(void *arg, int idx, int n_threads) {
     struct attn_job *j = arg;
     const struct cpu_attn_isa *isa = j->ctx->isa->attn;
@@ -201,10 +208,19 @@ int kern_cpu_attention(struct kern *k, const struct kern_batch *b, const struct 
     int n_threads = threads_n(c->threads), dim = (kv->head_dim + 15) / 16 * 16;
     size_t n_rows = (size_t)b->rows.n_gen + (size_t)b->rows.n_prompt;
     struct attn_job j = {
-        .ctx = c, .batch = b, .lists = lists, .kv = kv, .taps = taps ? taps : &none,
-        .n_heads = n_heads, .group = n_heads / kv->n_kv_heads, .scale = scale, .qkv = qkv,
-        .qkv_stride = (n_heads + 2 * kv->n_kv_heads) * kv->head_dim, .out = out,
-        .dim = dim, .slot_floats = dim + 16,
+        .ctx = c,
+        .batch = b,
+        .lists = lists,
+        .kv = kv,
+        .taps = taps ? taps : &none,
+        .n_heads = n_heads,
+        .group = n_heads / kv->n_kv_heads,
+        .scale = scale,
+        .qkv = qkv,
+        .qkv_stride = (n_heads + 2 * kv->n_kv_heads) * kv->head_dim,
+        .out = out,
+        .dim = dim,
+        .slot_floats = dim + 16,
     };
     size_t tile_bytes = max_tiles(b->rows, b->n_seqs, n_heads) * sizeof(struct attn_tile);
     j.tiles = scratch;

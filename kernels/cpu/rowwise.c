@@ -1,5 +1,5 @@
-/* Row-wise arithmetic, compiled once for each instruction set with the same bits: 16 partial sums in a fixed
- * order, multiply and add rounded apart. */
+/* Row-wise arithmetic, compiled once for each instruction set with the same bits: 16 partial sums
+ * in a fixed order, multiply and add rounded apart. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -34,7 +34,8 @@ static void scale_by_weight(const float *x, const float *weight, float scale, in
     for (; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
-static void norm(float *x, const float *delta, const float *weight, float eps, int cols, float *out) {
+static void norm(float *x, const float *delta, const float *weight, float eps, int cols,
+                 float *out) {
     if (delta)
         for (int i = 0; i < cols; i++) x[i] += delta[i];
     float scale = 1.f / sqrtf(sum_squares(x, cols) / (float)cols + eps);
@@ -59,27 +60,35 @@ static void gate(const float *g, const float *u, int cols, float *out) {
     }
 }
 
-/* cos and sin in double: quadrant q and remainder by pi/2 in three parts of at most 27 bits, so that q
- * times each of the first two is exact below 2^26; then Taylor polynomials on [-pi/4, pi/4], whose
- * error of 1e-13 is far under half an f32 ulp. One loop without branches, so that the compiler may use
- * vectors of any width: every lane is its own. */
-static void rope_angles(const float *inv_freq, int half, int32_t position, float scale, float *cos_out,
-                        float *sin_out) {
+/* cos and sin in double: quadrant q and remainder by pi/2 in three parts of at most 27 bits, so
+ * that q times each of the first two is exact below 2^26; then Taylor polynomials on [-pi/4, pi/4],
+ * whose error of 1e-13 is far under half an f32 ulp. One loop without branches, so that the
+ * compiler may use vectors of any width: every lane is its own. */
+static void rope_angles(const float *inv_freq, int half, int32_t position, float scale,
+                        float *cos_out, float *sin_out) {
     const double magic = 0x1.8p52;
     for (int i = 0; i < half; i++) {
         double a = (double)position * (double)inv_freq[i];
         double q = (a * 0x1.45f306dc9c883p-1 + magic) - magic;
         double r = ((a - q * 0x1.921fb54p0) - q * 0x1.10b461p-30) - q * 0x1.a62633145c06ep-58;
         double z = r * r;
-        double s = r + r * z * (-0x1.5555555555555p-3 + z * (0x1.1111111111111p-7 + z *
-                   (-0x1.a01a01a01a01ap-13 + z * (0x1.71de3a556c734p-19 + z *
-                   (-0x1.ae64567f544e4p-26 + z * 0x1.6124613a86d09p-33)))));
-        double c = 1.0 + z * (-0.5 + z * (0x1.5555555555555p-5 + z * (-0x1.6c16c16c16c17p-10 + z *
-                   (0x1.a01a01a01a01ap-16 + z * (-0x1.27e4fb7789f5cp-22 + z *
-                   (0x1.1eed8eff8d898p-29 + z * -0x1.93974a8c07c9dp-37))))));
+        double s = 0x1.6124613a86d09p-33, c = -0x1.93974a8c07c9dp-37;
+        s = s * z - 0x1.ae64567f544e4p-26;
+        s = s * z + 0x1.71de3a556c734p-19;
+        s = s * z - 0x1.a01a01a01a01ap-13;
+        s = s * z + 0x1.1111111111111p-7;
+        s = s * z - 0x1.5555555555555p-3;
+        s = r + r * z * s;
+        c = c * z + 0x1.1eed8eff8d898p-29;
+        c = c * z - 0x1.27e4fb7789f5cp-22;
+        c = c * z + 0x1.a01a01a01a01ap-16;
+        c = c * z - 0x1.6c16c16c16c17p-10;
+        c = c * z + 0x1.5555555555555p-5;
+        c = c * z - 0.5;
+        c = c * z + 1.0;
         /* q mod 4 without integers: which of the two, and the sign. */
         double half_q = q * 0.5, odd = half_q - ((half_q + magic) - magic); /* 0 or +-0.5 */
-        double quarter = (q - odd * 2) * 0.25;                              /* whole or +-0.5 away */
+        double quarter = (q - odd * 2) * 0.25; /* whole or +-0.5 away */
         double flip = quarter - ((quarter + magic) - magic);
         double sign = 1 - 4 * (flip < 0 ? -flip : flip); /* 1, or -1 where q - odd is 2 mod 4 */
         double turn = odd * 2;                           /* -1, 0 or 1: quadrants beyond sign's */
@@ -90,8 +99,8 @@ static void rope_angles(const float *inv_freq, int half, int32_t position, float
     }
 }
 
-static void rope_head(float *x, int head_dim, const float *bias, const float *norm_weight, float eps,
-                      const float *cos, const float *sin, int dim, bool interleaved) {
+static void rope_head(float *x, int head_dim, const float *bias, const float *norm_weight,
+                      float eps, const float *cos, const float *sin, int dim, bool interleaved) {
     if (bias)
         for (int i = 0; i < head_dim; i++) x[i] += bias[i];
     if (norm_weight) norm(x, NULL, norm_weight, eps, head_dim, x);

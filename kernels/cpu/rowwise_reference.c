@@ -3,7 +3,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-static void norm(float *x, const float *delta, const float *weight, float eps, int cols, float *out) {
+static void norm(float *x, const float *delta, const float *weight, float eps, int cols,
+                 float *out) {
     double sum = 0;
     for (int i = 0; i < cols; i++) {
         if (delta) x[i] += delta[i];
@@ -18,8 +19,8 @@ static void gate(const float *g, const float *u, int cols, float *out) {
         out[i] = (float)((double)g[i] / (1 + exp(-(double)g[i])) * (double)u[i]);
 }
 
-static void rope_angles(const float *inv_freq, int half, int32_t position, float scale, float *cos_out,
-                        float *sin_out) {
+static void rope_angles(const float *inv_freq, int half, int32_t position, float scale,
+                        float *cos_out, float *sin_out) {
     for (int i = 0; i < half; i++) {
         double a = (double)position * (double)inv_freq[i];
         cos_out[i] = (float)(cos(a) * (double)scale);
@@ -27,8 +28,9 @@ static void rope_angles(const float *inv_freq, int half, int32_t position, float
     }
 }
 
-static void rope_head(float *x, int head_dim, const float *bias, const float *norm_weight, float eps,
-                      const float *cos_in, const float *sin_in, int dim, bool interleaved) {
+static void rope_head(float *x, int head_dim, const float *bias, const float *norm_weight,
+                      float eps, const float *cos_in, const float *sin_in, int dim,
+                      bool interleaved) {
     if (bias)
         for (int i = 0; i < head_dim; i++) x[i] += bias[i];
     if (norm_weight) norm(x, NULL, norm_weight, eps, head_dim, x);

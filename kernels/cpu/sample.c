@@ -1,13 +1,14 @@
 /* Sampling on the CPU. Every filter keeps a prefix of one order (higher logit first, lower id first
- * among equals), so nothing is sorted: a threshold is found by counting or weighing the logits' bits, 11 at
- * a time, over the few candidates near the maximum. Ties: top-k keeps exactly k. top-p keeps the
- * shortest prefix that holds top_p of what top-k left, at least one token; min-p keeps weights of at
- * least min_p times the largest.
+ * among equals), so nothing is sorted: a threshold is found by counting or weighing the logits'
+ * bits, 11 at a time, over the few candidates near the maximum. Ties: top-k keeps exactly k. top-p
+ * keeps the shortest prefix that holds top_p of what top-k left, at least one token; min-p keeps
+ * weights of at least min_p times the largest.
  *
- * The draw inverts the distribution's sums in order of id at u = (r0 + (r1 + 1/2) / 2^32) / 2^32, r the 32-bit
- * draws 0 and 1 of (seed, position, RNG_SAMPLE). Weights are f32, sums double in an order that the
- * vocabulary alone decides. A temperature below 1e-5 is greedy. A row with NaN, with an infinite largest
- * logit where chance would have to choose, or with every token banned gives token -1. */
+ * The draw inverts the distribution's sums in order of id at u = (r0 + (r1 + 1/2) / 2^32) / 2^32, r
+ * the 32-bit draws 0 and 1 of (seed, position, RNG_SAMPLE). Weights are f32, sums double in an
+ * order that the vocabulary alone decides. A temperature below 1e-5 is greedy. A row with NaN, with
+ * an infinite largest logit where chance would have to choose, or with every token banned gives
+ * token -1. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -59,13 +60,15 @@ static struct sampler carve(const struct cpu_rowwise_isa *rw, int vocab, void *s
 /* ---- Penalties ----------------------------------------------------------------------------- */
 
 static bool has_penalties(const struct kern_sample *p, const struct kern_history *h) {
-    return h && p->history >= 0 && (p->repetition_penalty != 1.f || p->presence_penalty != 0.f ||
-                                    p->frequency_penalty != 0.f);
+    return h && p->history >= 0 &&
+           (p->repetition_penalty != 1.f || p->presence_penalty != 0.f ||
+            p->frequency_penalty != 0.f);
 }
 
-/* Repetition first, as Hugging Face has it: a seen token's positive logit is divided, a negative one
- * multiplied. Then OpenAI's two, over the output alone. */
-static void penalise(float *x, int vocab, const struct kern_sample *p, const struct kern_history *h) {
+/* Repetition first, as Hugging Face has it: a seen token's positive logit is divided, a negative
+ * one multiplied. Then OpenAI's two, over the output alone. */
+static void penalise(float *x, int vocab, const struct kern_sample *p,
+                     const struct kern_history *h) {
     const uint16_t *prompt = h->prompt + (size_t)p->history * h->stride;
     const uint16_t *output = h->output + (size_t)p->history * h->stride;
     for (int begin = 0; begin < vocab; begin += 32) {
@@ -126,7 +129,8 @@ static void collect_count(struct sampler *s, const float *x, float max, int k) {
 }
 
 /* Candidates that hold `target` of the weight; their weights are computed. */
-static void collect_weight(struct sampler *s, const float *x, float max, float inv_t, double target) {
+static void collect_weight(struct sampler *s, const float *x, float max, float inv_t,
+                           double target) {
     for (float depth = 8;; depth *= 1.3f) {
         collect(s, x, depth < 100 ? max - depth / inv_t : -INFINITY);
         double sum = s->rw->exp_sum(s->x, s->n, max, inv_t, s->w);
@@ -142,8 +146,8 @@ static uint32_t order_key(float x) {
     return b >> 31 ? ~b : b | 0x80000000u;
 }
 
-/* Keep the shortest prefix of the order whose size (w NULL) or weight reaches target; everything where nothing
- * does. */
+/* Keep the shortest prefix of the order whose size (w NULL) or weight reaches target; everything
+ * where nothing does. */
 static void keep_prefix(struct sampler *s, const float *w, double target) {
     uint32_t prefix = 0;
     double above = 0; /* of keys beyond the prefix */
@@ -156,7 +160,8 @@ static void keep_prefix(struct sampler *s, const float *w, double target) {
             if (level && key >> (shift[level] + bits[level]) != prefix) continue;
             s->bins[key >> shift[level] & (uint32_t)(n_bins - 1)] += w ? (double)w[i] : 1;
         }
-        for (bin = n_bins - 1; bin >= 0 && above + s->bins[bin] < target; bin--) above += s->bins[bin];
+        for (bin = n_bins - 1; bin >= 0 && above + s->bins[bin] < target; bin--)
+            above += s->bins[bin];
         if (bin < 0) return;
         prefix = prefix << bits[level] | (uint32_t)bin;
     }
@@ -190,7 +195,7 @@ static void keep_min_p(struct sampler *s, float min_p) {
 /* Fill the candidates with the filtered distribution's tokens and weights. */
 static void filter(struct sampler *s, const float *x, float max, const struct kern_sample *p) {
     float inv_t = fmaxf(1.f / p->temperature, FLT_MIN), top_p = p->top_p < 0 ? 0.f : p->top_p;
-    bool by_k = p->top_k > 0 && p->top_k < s->vocab, by_p = top_p < 1.f, by_min = p->min_p > 0.f;
+    bool by_k = p->top_k > 0 && p->top_k < s->vocab, by_p = top_p<1.f, by_min = p->min_p> 0.f;
     double sum = 0;
     s->all = !by_k && !by_p && !by_min;
     if (s->all) {
@@ -223,14 +228,15 @@ static double chunk_sums(const float *w, int n, double *sums) {
         for (; i + 8 <= end; i += 8)
             for (int j = 0; j < 8; j++) lane[j] += (double)w[i + j];
         for (; i < end; i++) lane[0] += (double)w[i];
-        sums[c] = ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+        sums[c] = ((lane[0] + lane[4]) + (lane[1] + lane[5])) +
+                  ((lane[2] + lane[6]) + (lane[3] + lane[7]));
         total += sums[c];
     }
     return total;
 }
 
-/* The first i whose running sum passes u * total; rounding may leave it to the last that weighs something.
- * -1 where nothing does. */
+/* The first i whose running sum passes u * total; rounding may leave it to the last that weighs
+ * something. -1 where nothing does. */
 static int draw(const struct sampler *s, double u, double total) {
     double target = u * total, below = 0;
     int begin = 0, last = -1;
@@ -277,8 +283,10 @@ static int choose(struct sampler *s, const float *x, const struct kern_sample *p
 
 /* ---- Log-probabilities --------------------------------------------------------------------- */
 
-/* The n best of the raw logits, lower ids first among equals, by insertion: few pass the last one. */
-static void top_logprobs(const float *x, int vocab, int n, double log_sum, struct kern_sampled *out) {
+/* The n best of the raw logits, lower ids first among equals, by insertion: few pass the last one.
+ */
+static void top_logprobs(const float *x, int vocab, int n, double log_sum,
+                         struct kern_sampled *out) {
     int n_have = 0;
     float best[KERN_MAX_LOGPROBS];
     for (int i = 0; i < vocab && n > 0; i++) {
@@ -343,8 +351,8 @@ static void sample_row(const struct sample_job *j, struct sampler *s, int row) {
 
 static void sample_share(void *arg, int idx, int n_threads) {
     const struct sample_job *j = arg;
-    struct sampler s = carve(j->c->isa->rowwise, j->vocab,
-                             j->scratch + (size_t)idx * sampler_bytes(j->vocab));
+    struct sampler s =
+        carve(j->c->isa->rowwise, j->vocab, j->scratch + (size_t)idx * sampler_bytes(j->vocab));
     int begin, end;
     threads_split(j->n_rows, 1, idx, n_threads, &begin, &end);
     for (int row = begin; row < end; row++) sample_row(j, &s, row);

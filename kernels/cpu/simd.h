@@ -1,11 +1,11 @@
 #ifndef TANDEM_KERNELS_CPU_SIMD_H
 #define TANDEM_KERNELS_CPU_SIMD_H
 
-/* Private: f32 vectors of the instruction set that a source is compiled for, so that one source serves all
- * of them. VL lanes: 16 (AVX-512), 8 (AVX2), 4 (plain: the compiler's generic vectors). v_mul, v_add and
- * v_sub round once each everywhere; v_fma is fused where the machine fuses, so a source that must give
- * the same bits in every set does not use it. A source is built with -DCPU_ISA=<plain|avx2|avx512>;
- * CPU_NAME(cpu_attn) is then the table's name. */
+/* Private: f32 vectors of the instruction set that a source is compiled for, so that one source
+ * serves all of them. VL lanes: 16 (AVX-512), 8 (AVX2), 4 (plain: the compiler's generic vectors).
+ * v_mul, v_add and v_sub round once each everywhere; v_fma is fused where the machine fuses, so a
+ * source that must give the same bits in every set does not use it. A source is built with
+ * -DCPU_ISA=<plain|avx2|avx512>; CPU_NAME(cpu_attn) is then the table's name. */
 
 #include <stdint.h>
 #include <string.h>
@@ -28,17 +28,37 @@
 enum { VL = 16 };
 typedef __m512 vf;
 
-ALWAYS_INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
-ALWAYS_INLINE void v_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
-ALWAYS_INLINE vf v_set1(float x) { return _mm512_set1_ps(x); }
-ALWAYS_INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-ALWAYS_INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-ALWAYS_INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-ALWAYS_INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-ALWAYS_INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vf v_load(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+ALWAYS_INLINE void v_store(float *p, vf a) {
+    _mm512_storeu_ps(p, a);
+}
+ALWAYS_INLINE vf v_set1(float x) {
+    return _mm512_set1_ps(x);
+}
+ALWAYS_INLINE vf v_add(vf a, vf b) {
+    return _mm512_add_ps(a, b);
+}
+ALWAYS_INLINE vf v_sub(vf a, vf b) {
+    return _mm512_sub_ps(a, b);
+}
+ALWAYS_INLINE vf v_mul(vf a, vf b) {
+    return _mm512_mul_ps(a, b);
+}
+ALWAYS_INLINE vf v_div(vf a, vf b) {
+    return _mm512_div_ps(a, b);
+}
+ALWAYS_INLINE vf v_fma(vf a, vf b, vf c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
 /* a > b ? a : b, so a NaN in b comes through and one in a does not. */
-ALWAYS_INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-ALWAYS_INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+ALWAYS_INLINE vf v_max(vf a, vf b) {
+    return _mm512_max_ps(a, b);
+}
+ALWAYS_INLINE vf v_min(vf a, vf b) {
+    return _mm512_min_ps(a, b);
+}
 ALWAYS_INLINE vf v_load_f16(const void *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -47,9 +67,13 @@ ALWAYS_INLINE vf v_load_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
 }
 /* a * 2^n, n whole, rounded once. */
-ALWAYS_INLINE vf v_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+ALWAYS_INLINE vf v_scale2(vf a, vf n) {
+    return _mm512_scalef_ps(a, n);
+}
 /* The same for n in [-126, 127]. */
-ALWAYS_INLINE vf v_scale_normal(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+ALWAYS_INLINE vf v_scale_normal(vf a, vf n) {
+    return _mm512_scalef_ps(a, n);
+}
 /* a, and 0 where x < bound (NaN is not). */
 ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a);
@@ -67,16 +91,36 @@ ALWAYS_INLINE bool v_any_nan(vf a) {
 enum { VL = 8 };
 typedef __m256 vf;
 
-ALWAYS_INLINE vf v_load(const float *p) { return _mm256_loadu_ps(p); }
-ALWAYS_INLINE void v_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
-ALWAYS_INLINE vf v_set1(float x) { return _mm256_set1_ps(x); }
-ALWAYS_INLINE vf v_add(vf a, vf b) { return _mm256_add_ps(a, b); }
-ALWAYS_INLINE vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-ALWAYS_INLINE vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
-ALWAYS_INLINE vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
-ALWAYS_INLINE vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-ALWAYS_INLINE vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
-ALWAYS_INLINE vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+ALWAYS_INLINE vf v_load(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+ALWAYS_INLINE void v_store(float *p, vf a) {
+    _mm256_storeu_ps(p, a);
+}
+ALWAYS_INLINE vf v_set1(float x) {
+    return _mm256_set1_ps(x);
+}
+ALWAYS_INLINE vf v_add(vf a, vf b) {
+    return _mm256_add_ps(a, b);
+}
+ALWAYS_INLINE vf v_sub(vf a, vf b) {
+    return _mm256_sub_ps(a, b);
+}
+ALWAYS_INLINE vf v_mul(vf a, vf b) {
+    return _mm256_mul_ps(a, b);
+}
+ALWAYS_INLINE vf v_div(vf a, vf b) {
+    return _mm256_div_ps(a, b);
+}
+ALWAYS_INLINE vf v_fma(vf a, vf b, vf c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+ALWAYS_INLINE vf v_max(vf a, vf b) {
+    return _mm256_max_ps(a, b);
+}
+ALWAYS_INLINE vf v_min(vf a, vf b) {
+    return _mm256_min_ps(a, b);
+}
 ALWAYS_INLINE vf v_load_f16(const void *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
@@ -119,17 +163,38 @@ ALWAYS_INLINE vf v_load(const float *p) {
     memcpy(&a, p, sizeof a);
     return a;
 }
-ALWAYS_INLINE void v_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
-ALWAYS_INLINE vf v_set1(float x) { return (vf){x, x, x, x}; }
-ALWAYS_INLINE vf v_add(vf a, vf b) { return a + b; }
-ALWAYS_INLINE vf v_sub(vf a, vf b) { return a - b; }
-ALWAYS_INLINE vf v_mul(vf a, vf b) { return a * b; }
-ALWAYS_INLINE vf v_div(vf a, vf b) { return a / b; }
-ALWAYS_INLINE vf v_fma(vf a, vf b, vf c) { return a * b + c; }
-ALWAYS_INLINE vf v_blend(vi on, vf a, vf b) { return (vf)((on & (vi)a) | (~on & (vi)b)); }
-ALWAYS_INLINE vf v_max(vf a, vf b) { return v_blend(a > b, a, b); }
-ALWAYS_INLINE vf v_min(vf a, vf b) { return v_blend(a < b, a, b); }
-/* Exponent and fraction moved into place and scaled by 2^112: exact for normal and subnormal halves. */
+ALWAYS_INLINE void v_store(float *p, vf a) {
+    memcpy(p, &a, sizeof a);
+}
+ALWAYS_INLINE vf v_set1(float x) {
+    return (vf){x, x, x, x};
+}
+ALWAYS_INLINE vf v_add(vf a, vf b) {
+    return a + b;
+}
+ALWAYS_INLINE vf v_sub(vf a, vf b) {
+    return a - b;
+}
+ALWAYS_INLINE vf v_mul(vf a, vf b) {
+    return a * b;
+}
+ALWAYS_INLINE vf v_div(vf a, vf b) {
+    return a / b;
+}
+ALWAYS_INLINE vf v_fma(vf a, vf b, vf c) {
+    return a * b + c;
+}
+ALWAYS_INLINE vf v_blend(vi on, vf a, vf b) {
+    return (vf)((on & (vi)a) | (~on & (vi)b));
+}
+ALWAYS_INLINE vf v_max(vf a, vf b) {
+    return v_blend(a > b, a, b);
+}
+ALWAYS_INLINE vf v_min(vf a, vf b) {
+    return v_blend(a < b, a, b);
+}
+/* Exponent and fraction moved into place and scaled by 2^112: exact for normal and subnormal
+ * halves. */
 ALWAYS_INLINE vf v_load_f16(const void *p) {
     uint16_t h[4];
     memcpy(h, p, sizeof h);
@@ -153,7 +218,9 @@ ALWAYS_INLINE vf v_scale_normal(vf a, vf n) {
     vu bits = (vu)(n + 0x1.8p23f);
     return a * (vf)((bits << 23) + (127u << 23));
 }
-ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) { return (vf)((vi)a & ~(x < bound)); }
+ALWAYS_INLINE vf v_zero_below(vf a, vf x, vf bound) {
+    return (vf)((vi)a & ~(x < bound));
+}
 ALWAYS_INLINE vf v_select(uint32_t bits, vf a, vf other) {
     const vu lane = {1, 2, 4, 8};
     return v_blend((vi)((lane & bits) != 0), a, other);
@@ -167,8 +234,8 @@ ALWAYS_INLINE bool v_any_nan(vf a) {
 
 enum { VN = 16 / VL }; /* vectors of 16 lanes */
 
-/* Sum of 16 lanes by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same in every set. Largest lane alike; NaN in some
- * lane may or may not come through. */
+/* Sum of 16 lanes by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same in every set. Largest lane alike;
+ * NaN in some lane may or may not come through. */
 #if defined(__AVX2__)
 ALWAYS_INLINE float v_sum8(__m256 a) {
     __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -192,8 +259,12 @@ ALWAYS_INLINE float v_max16(const vf acc[VN]) {
     return v_max8(_mm256_max_ps(_mm512_castps512_ps256(acc[0]), v_upper(acc[0])));
 }
 #elif defined(__AVX2__)
-ALWAYS_INLINE float v_sum16(const vf acc[VN]) { return v_sum8(_mm256_add_ps(acc[0], acc[1])); }
-ALWAYS_INLINE float v_max16(const vf acc[VN]) { return v_max8(_mm256_max_ps(acc[0], acc[1])); }
+ALWAYS_INLINE float v_sum16(const vf acc[VN]) {
+    return v_sum8(_mm256_add_ps(acc[0], acc[1]));
+}
+ALWAYS_INLINE float v_max16(const vf acc[VN]) {
+    return v_max8(_mm256_max_ps(acc[0], acc[1]));
+}
 #else
 ALWAYS_INLINE float v_sum16(const vf acc[VN]) {
     vf a = (acc[0] + acc[2]) + (acc[1] + acc[3]);

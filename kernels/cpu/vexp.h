@@ -1,15 +1,15 @@
 #ifndef TANDEM_KERNELS_CPU_VEXP_H
 #define TANDEM_KERNELS_CPU_VEXP_H
 
-/* Private: e^x on the vectors of simd.h, the same bits in every instruction set and in one lane as in all.
- * Relative error at most 2e-7 (tests/test_kernels_rowwise.c sweeps it), exactly 0 below -87.33 (subnormal
- * results cost hundreds of cycles and every masked column would be one), exactly 1 at 0, infinity above
- * 88.73, NaN for NaN.
+/* Private: e^x on the vectors of simd.h, the same bits in every instruction set and in one lane as
+ * in all. Relative error at most 2e-7 (tests/test_kernels_rowwise.c sweeps it), exactly 0 below
+ * -87.33 (subnormal results cost hundreds of cycles and every masked column would be one), exactly
+ * 1 at 0, infinity above 88.73, NaN for NaN.
  *
- * x = n ln 2 + r with |r| <= ln 2 / 2; n comes from adding 1.5 * 2^23, which leaves the nearest whole
- * number in the low bits; ln 2 is taken off in two parts, the first short enough that n times it is exact
- * (Cody and Waite). e^r by a polynomial of degree 6, a least-maximum fit whose first two
- * coefficients are 1. */
+ * x = n ln 2 + r with |r| <= ln 2 / 2; n comes from adding 1.5 * 2^23, which leaves the nearest
+ * whole number in the low bits; ln 2 is taken off in two parts, the first short enough that n times
+ * it is exact (Cody and Waite). e^r by a polynomial of degree 6, a least-maximum fit whose first
+ * two coefficients are 1. */
 
 #include "kernels/cpu/simd.h"
 
@@ -30,8 +30,8 @@ ALWAYS_INLINE vf v_exp(vf arg) {
     return v_zero_below(v_scale2(p, n), arg, lowest);
 }
 
-/* e^x for x <= 0 or NaN, for weights: relative error 3e-7 + |x| * 1.2e-7, exactly 0 below -86.6, exactly 1 at 0.
- * Uses v_fma, so that its bits differ between sets; half the work of v_exp. */
+/* e^x for x <= 0 or NaN, for weights: relative error 3e-7 + |x| * 1.2e-7, exactly 0 below -86.6,
+ * exactly 1 at 0. Uses v_fma, so that its bits differ between sets; half the work of v_exp. */
 ALWAYS_INLINE vf v_exp_weight(vf x) {
     const vf magic = v_set1(0x1.8p23f), lowest = v_set1(-125.f);
     vf t = v_mul(x, v_set1(0x1.715476p0f));
