@@ -405,12 +405,12 @@ static void test_sample_large_vocab(void) {
 }
 
 const struct test tests[] = {
-    {"sample_greedy", TEST_QUICK, 5000, test_sample_greedy},
-    {"sample_filters", TEST_QUICK, 30000, test_sample_filters},
-    {"sample_ties", TEST_QUICK, 5000, test_sample_ties},
-    {"sample_chi_square", TEST_QUICK, 20000, test_sample_chi_square},
-    {"sample_deterministic", TEST_QUICK, 20000, test_sample_deterministic},
-    {"sample_logprobs", TEST_QUICK, 5000, test_sample_logprobs},
-    {"sample_large_vocab", TEST_QUICK, 30000, test_sample_large_vocab},
+    {"sample_greedy", TEST_QUICK, 60000, test_sample_greedy},
+    {"sample_filters", TEST_QUICK, 240000, test_sample_filters},
+    {"sample_ties", TEST_QUICK, 60000, test_sample_ties},
+    {"sample_chi_square", TEST_QUICK, 240000, test_sample_chi_square},
+    {"sample_deterministic", TEST_QUICK, 240000, test_sample_deterministic},
+    {"sample_logprobs", TEST_QUICK, 60000, test_sample_logprobs},
+    {"sample_large_vocab", TEST_QUICK, 240000, test_sample_large_vocab},
     {0},
 };
