@@ -26,8 +26,8 @@ struct engine_flags {
     {OPTION_STRING, "device", NULL, 0, &(f)->o.device, "NAME", 0, 0, "cpu", "cpu"},                \
     {OPTION_STRING, "cpu-precision", NULL, 0, &(f)->precision, "P", 0, 0,                          \
      "fast, or f32: the slow reference path", "fast"},                                             \
-    {OPTION_STRING, "cpu-isa", NULL, 0, &(f)->o.isa, "NAME", 0, 0, "amx, avx512, avxvnni, avx2 or plain",   \
-     "the best that runs here"},                                                                   \
+    {OPTION_STRING, "cpu-isa", NULL, 0, &(f)->o.isa, "NAME", 0, 0,                                 \
+     "amx, avx512, avxvnni, avx2 or plain", "the best that runs here"},                            \
     {OPTION_GROUP, "Memory and batches", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                   \
     {OPTION_BYTES, "kv-memory", "kv-cache-memory-bytes", 0, &(f)->o.kv_memory_bytes, "SIZE", 0,    \
      9e15, "bytes of the KV pool, as 512M or 2GiB", "what is free"},                               \
