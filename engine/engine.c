@@ -105,6 +105,9 @@ int engine_open(struct engine **out, const struct engine_options *o,
                 void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e) {
     *out = NULL;
     if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
+    if (o->draft_path)
+        return err_raise(e, E_UNSUPPORTED, "draft %s: speculation is not built in yet",
+                         o->draft_path);
     struct engine *g = calloc(1, sizeof *g);
     if (!g) return err_raise(e, E_NOMEM, "no memory for the engine");
     struct model_source *src = NULL;
@@ -113,7 +116,7 @@ int engine_open(struct engine **out, const struct engine_options *o,
     size_t device_free = rc ? 0 : free_bytes(g->kern, 0);
     if (!rc) rc = open_tokenizer(g, src, e);
     if (!rc) rc = open_chat(g, o, src, e);
-    if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, g->kern, device_free, e);
+    if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, NULL, g->kern, device_free, e);
     if (!rc) rc = engine__check_plan(&g->sizes, &g->plan, o->context != 0, e);
     if (!rc) g->fingerprint = model_source_fingerprint(src);
     if (!rc) rc = model_open(&g->model, src, g->kern, &g->sizes.caps, progress, arg, e);
@@ -146,13 +149,13 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t device_
                 struct err *e) {
     if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
     struct kern *k = NULL;
-    struct model_source *src = NULL;
+    struct model_source *src = NULL, *draft = NULL;
     struct engine_sizes s;
     int rc = open_kern(&k, o, e);
     if (!rc) rc = model_source_plan_only(&src, o->model_path, e);
-    if (!rc) {
-        rc = engine__sizes(&s, out, o, src, k, free_bytes(k, device_free_bytes), e);
-    }
+    if (!rc && o->draft_path) rc = model_source_plan_only(&draft, o->draft_path, e);
+    if (!rc) rc = engine__sizes(&s, out, o, src, draft, k, free_bytes(k, device_free_bytes), e);
+    model_source_close(draft);
     model_source_close(src);
     if (k) k->ops->close(k);
     return rc;

@@ -15,10 +15,11 @@
 enum {
     ENGINE_ROWS_A_SEQ =
         1, /* rows of a generating sequence in a step: pending token + draft tokens */
-    ENGINE_MIN_CHUNK = 16,   /* prompt rows of a step that has any, where others decode */
-    ENGINE_FIRST_CHUNK = 64, /* the same while step times are not known */
-    ENGINE_MAX_BANNED = 8,   /* entries of kern_sample.banned */
-    ENGINE_MAX_GROUPS = 2,   /* layer groups of the target: shallow, deep */
+    ENGINE_PLAN_DRAFT_TOKENS = 8, /* draft tokens a round that a plan with a draft makes room for */
+    ENGINE_MIN_CHUNK = 16,        /* prompt rows of a step that has any, where others decode */
+    ENGINE_FIRST_CHUNK = 64,      /* the same while step times are not known */
+    ENGINE_MAX_BANNED = 8,        /* entries of kern_sample.banned */
+    ENGINE_MAX_GROUPS = 2,        /* layer groups of the target: shallow, deep */
     ENGINE_ERROR_BYTES = 256,
 };
 
@@ -36,15 +37,17 @@ struct engine_sizes {
     size_t weight_bytes, workspace_bytes;
     size_t batch_bytes, logits_bytes, history_bytes, sample_bytes; /* parts of the step's buffers */
     size_t batch_host_bytes;                                       /* the host's copies */
+    size_t draft_weight_bytes, draft_prob_bytes;                   /* of a plan with a draft */
+    int lookahead; /* tokens reserved beyond a sequence's own */
 };
 
 struct model_source;
 
-/* Fill *s and *plan from the options, the headers and what the device has free. Errors name option
- * and value; a plan that does not fit is no error here. */
+/* Fill *s and *plan from the options, the headers and what the device has free; draft is NULL
+ * without one. Errors name option and value; a plan that does not fit is no error here. */
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
-                  const struct model_source *src, const struct kern *k, size_t device_free_bytes,
-                  struct err *e);
+                  const struct model_source *src, const struct model_source *draft,
+                  const struct kern *k, size_t device_free_bytes, struct err *e);
 
 /* What keeps a server from starting: no pool, more than is free, or a context that was asked for by
  * number and does not fit (E_FULL with advice). A model's own context that is longer than the pool

@@ -25,9 +25,6 @@ static int check_int(const char *name, int value, int lo, int hi, struct err *e)
 
 /* Defaults and ranges; none of them needs the backend. */
 static int fill_options(struct engine_options *o, const struct model_config *c, struct err *e) {
-    if (o->draft_path)
-        return err_raise(e, E_UNSUPPORTED, "draft %s: speculation is not built in yet",
-                         o->draft_path);
     if (o->dummy_weights) return err_raise(e, E_UNSUPPORTED, "dummy weights are not built in yet");
     if (o->context == 0) o->context = c->context;
     if (o->max_rows == 0) o->max_rows = DEFAULT_ROWS;
@@ -104,6 +101,8 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
                      struct err *e) {
     struct plan_input in = {
         .target_weight_bytes = s->weight_bytes,
+        .draft_weight_bytes = s->draft_weight_bytes,
+        .draft_prob_bytes = s->draft_prob_bytes,
         .workspace_bytes = s->workspace_bytes,
         .logits_bytes = s->logits_bytes,
         .host_bytes = s->batch_host_bytes,
@@ -117,8 +116,9 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
         .budget_bytes = free_bytes,
         .device_is_host = unified,
         .context = s->o.context,
-        .lookahead =
-            0, /* the last answer token has no K and V: its place is the row of look-ahead */
+        /* Without a draft 0: the last answer token has no K and V, its place is the row of
+           look-ahead. */
+        .lookahead = s->lookahead,
         .max_rows = s->o.max_rows,
     };
     in.pool.arena_bytes = s->o.kv_memory_bytes;
@@ -128,9 +128,30 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
     return rc;
 }
 
+/* What a draft beside the target takes: its weights, its workspace, dense pages of all its layers,
+ * the probabilities that acceptance needs, and places for the tokens of a round. */
+static int add_draft(struct engine_sizes *s, const struct model_source *draft, const struct kern *k,
+                     struct err *e) {
+    const struct model_config *c = model_source_config(draft);
+    size_t workspace = 0, n = (size_t)s->o.max_seqs * ENGINE_PLAN_DRAFT_TOKENS;
+    int rc = model_weight_bytes(draft, k, &s->draft_weight_bytes, e);
+    if (!rc) rc = model_workspace_bytes(c, k, &s->caps, &workspace, e);
+    if (rc) return err_prefix(e, rc, "draft");
+    s->workspace_bytes += workspace;
+    s->draft_prob_bytes = n * (size_t)c->vocab * sizeof(float);
+    s->lookahead = ENGINE_PLAN_DRAFT_TOKENS + 1;
+    s->pool.shape[KVPOOL_DRAFT] = (struct kvpool_page_shape){
+        .n_layers = c->n_layers,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .elem_bytes = (int)kern_dtype_block_bytes(s->kv_dtype),
+    };
+    return 0;
+}
+
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
-                  const struct model_source *src, const struct kern *k, size_t device_free_bytes,
-                  struct err *e) {
+                  const struct model_source *src, const struct model_source *draft,
+                  const struct kern *k, size_t device_free_bytes, struct err *e) {
     const struct model_config *c = model_source_config(src);
     memset(s, 0, sizeof *s);
     s->o = *o;
@@ -145,11 +166,12 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
         .max_rows = s->o.max_rows,
         .max_seqs = s->o.max_seqs,
         .max_blocks = s->pool.max_blocks,
-        .max_logits = s->o.max_seqs * ENGINE_ROWS_A_SEQ,
+        .max_logits = s->o.max_seqs * (draft ? ENGINE_PLAN_DRAFT_TOKENS + 1 : ENGINE_ROWS_A_SEQ),
     };
     rc = model_weight_bytes(src, k, &s->weight_bytes, e);
     if (!rc) rc = model_workspace_bytes(c, k, &s->caps, &s->workspace_bytes, e);
     if (rc) return rc;
+    if (draft && (rc = add_draft(s, draft, k, e)) != 0) return rc;
     engine__batch_sizes(s, k);
     return make_plan(s, plan, device_free_bytes, !strcmp(k->ops->backend, "cpu"), e);
 }
