@@ -31,7 +31,6 @@ LIBRARIES = [
     (["libutf8proc"], "libutf8proc-dev", "NFC normalisation"),
     (["libxxhash"], "libxxhash-dev", "prefix hashes, row hashes"),
     (["libedit"], "libedit-dev", "line editing in tandem chat"),
-    (["libmicrohttpd"], "libmicrohttpd-dev", "metrics over HTTP"),
     (["cmocka"], "libcmocka-dev", "unit tests"),
 ]
 TOOLS = [("gcc", "gcc"), ("ninja", "ninja-build"), ("pkg-config", "pkg-config")]
