@@ -61,8 +61,7 @@ MM_INLINE void quant_panel(enum kern_dtype t, int rows, const struct panel_job *
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
     for (int u = 0; u < j->units; u++) {
-        for (int i = 0; i < mm_value_bytes(t); i += 64)
-            _mm_prefetch(ahead_values + i, _MM_HINT_T0);
+        for (int i = 0; i < mm_value_bytes(t); i += 64) _mm_prefetch(ahead_values + i, _MM_HINT_T0);
         _mm_prefetch(ahead_scales, _MM_HINT_T0);
         ahead_values += mm_value_bytes(t);
         ahead_scales += mm_unit_scale_bytes(t);
@@ -105,8 +104,8 @@ typedef void panel_fn(const struct panel_job *j);
     }
 #define PANELS(type)                                                                               \
     PANEL(type, 1)                                                                                 \
-    PANEL(type, 2) PANEL(type, 3) PANEL(type, 4) PANEL(type, 5) PANEL(type, 6) PANEL(type, 7)      \
-        PANEL(type, 8)
+    PANEL(type, 2)                                                                                 \
+    PANEL(type, 3) PANEL(type, 4) PANEL(type, 5) PANEL(type, 6) PANEL(type, 7) PANEL(type, 8)
 PANELS(Q8_0)
 PANELS(Q4_0)
 PANELS(Q4_1)
@@ -151,8 +150,10 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
         int ahead_panels = ahead_units / units, ahead = ahead_units % units;
         /* What lies behind this thread's last panel is not for it to fetch. */
         if (p + ahead_panels >= end) ahead_panels = ahead = 0;
-        j.ahead_values = j.values + (size_t)ahead_panels * panel_bytes + (size_t)ahead * value_bytes;
-        j.ahead_scales = j.scales + (size_t)ahead_panels * panel_bytes + (size_t)ahead * scale_bytes;
+        j.ahead_values =
+            j.values + (size_t)ahead_panels * panel_bytes + (size_t)ahead * value_bytes;
+        j.ahead_scales =
+            j.scales + (size_t)ahead_panels * panel_bytes + (size_t)ahead * scale_bytes;
         j.ahead_left = units - ahead;
         for (int r = 0; r < n; r += MM_GROUP) {
             int rows = n - r < MM_GROUP ? n - r : MM_GROUP;
