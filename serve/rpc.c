@@ -107,12 +107,23 @@ enum rpc_verdict rpc_read(struct rpc_message *m, const msgpack_object *o, struct
 }
 
 bool rpc_peek_id(const uint8_t *b, size_t n, uint32_t *id) {
-    if (n < 3 || b[0] != 0x94 || b[1] != 0) return false;
-    int n_bytes = b[2] <= 0x7f ? 0 : b[2] == 0xcc ? 1 : b[2] == 0xcd ? 2 : b[2] == 0xce ? 4 : -1;
-    if (n_bytes < 0 || n < 3 + (size_t)n_bytes) return false;
-    *id = n_bytes ? 0 : b[2];
-    for (int i = 0; i < n_bytes; i++) *id = *id << 8 | b[3 + i];
-    return true;
+    /* The array's head as any library writes it: 0x94, or a count of 2 or 4 bytes. */
+    size_t at = n == 0 ? 0 : b[0] == 0x94 ? 1 : b[0] == 0xdc ? 3 : b[0] == 0xdd ? 5 : 0;
+    if (at == 0 || n < at + 2 || b[at] != 0) return false;
+    if (at > 1 && (b[at - 1] != 4 || b[at - 2] != 0 || (at == 5 && (b[1] | b[2]) != 0)))
+        return false;
+    uint8_t head = b[++at];
+    size_t n_bytes = head <= 0x7f   ? 0
+                     : head == 0xcc ? 1
+                     : head == 0xcd ? 2
+                     : head == 0xce ? 4
+                     : head == 0xcf ? 8
+                                    : SIZE_MAX;
+    if (n_bytes == SIZE_MAX || n - at - 1 < n_bytes) return false;
+    uint64_t v = n_bytes ? 0 : head;
+    for (size_t i = 0; i < n_bytes; i++) v = v << 8 | b[at + 1 + i];
+    *id = (uint32_t)v;
+    return v <= UINT32_MAX;
 }
 
 int rpc_unpack(msgpack_zone *zone, msgpack_object *out, const void *bytes, size_t n,
@@ -179,11 +190,29 @@ void rpc_pack_request_head(msgpack_packer *pk, uint32_t id, const char *method) 
     rpc_pack_str(pk, method);
 }
 
+/* A message for people is always a str: where it quotes a client's bytes, or cut a character in
+ * two, '?' stands for each byte that is no UTF-8. */
+static void pack_message(msgpack_packer *pk, const char *s) {
+    size_t n = strlen(s);
+    if (utf8_valid(s, n)) {
+        rpc_pack_str(pk, s);
+        return;
+    }
+    msgpack_pack_str(pk, n);
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        int len = utf8_decode(s + i, n - i, &cp);
+        if (len > 0) msgpack_pack_str_body(pk, s + i, (size_t)len);
+        else msgpack_pack_str_body(pk, "?", 1);
+        i += len > 0 ? (size_t)len : 1;
+    }
+}
+
 void rpc_pack_error(msgpack_packer *pk, enum rpc_code code, const char *message,
                     const struct strbuf *data, int n_data) {
     msgpack_pack_array(pk, 3);
     msgpack_pack_int(pk, (int)code);
-    rpc_pack_text(pk, message, strlen(message));
+    pack_message(pk, message);
     msgpack_pack_map(pk, (size_t)n_data + 1);
     rpc_pack_str(pk, "name");
     rpc_pack_str(pk, rpc_code_name((int)code));

@@ -82,6 +82,15 @@ static void test_rpc_peek_id(void) {
         rpc_peek_id((const uint8_t *)"\x94\x01\x05", 3, &id)); /* a response: never answered */
     assert_false(rpc_peek_id((const uint8_t *)"\x93\x02\xa1", 3, &id));
     assert_false(rpc_peek_id((const uint8_t *)"\x94\x00", 2, &id));
+    /* Heads and ids that some libraries always write wide. */
+    assert_true(rpc_peek_id((const uint8_t *)"\xdd\0\0\0\4\x00\x09", 7, &id));
+    assert_int_equal(id, 9);
+    assert_true(rpc_peek_id((const uint8_t *)"\xdc\0\4\x00\xcf\0\0\0\0\0\0\1\2", 13, &id));
+    assert_int_equal(id, 0x102);
+    assert_false(rpc_peek_id((const uint8_t *)"\xdd\1\0\0\4\x00\x09", 7, &id));
+    assert_false(rpc_peek_id((const uint8_t *)"\xdc\0\3\x00\x09", 5, &id));
+    assert_false(rpc_peek_id((const uint8_t *)"\xdd\0\0\0\4", 5, &id));
+    assert_false(rpc_peek_id((const uint8_t *)"\x94\x00\xcf\0\0\0\1\0\0\0\0", 11, &id));
 }
 
 /* Error responses are what pynvim and Neovim need: an array with a str at index 1. */
@@ -99,6 +108,18 @@ static void test_rpc_error_shape(void) {
     assert_memory_equal(out.data, want, sizeof want - 1);
     strbuf_deinit(&out);
     strbuf_deinit(&data);
+}
+
+/* A message is a str whatever bytes of a client it quotes. */
+static void test_rpc_error_message_is_str(void) {
+    struct strbuf out = {0};
+    msgpack_packer pk;
+    rpc_packer(&pk, &out);
+    rpc_pack_error(&pk, RPC_INVALID_PARAMS, "\xc3\xa9 \xff\xc3\"", NULL, 0);
+    static const char want[] = "\x93\x04\xa6\xc3\xa9 ??\"\x81\xa4name\xaeinvalid_params";
+    assert_int_equal(out.n, sizeof want - 1);
+    assert_memory_equal(out.data, want, sizeof want - 1);
+    strbuf_deinit(&out);
 }
 
 static void test_rpc_text_str_or_bin(void) {
@@ -156,6 +177,7 @@ const struct test tests[] = {
     {"rpc_read", TEST_QUICK, 5000, test_rpc_read},
     {"rpc_peek_id", TEST_QUICK, 5000, test_rpc_peek_id},
     {"rpc_error_shape", TEST_QUICK, 5000, test_rpc_error_shape},
+    {"rpc_error_message_is_str", TEST_QUICK, 5000, test_rpc_error_message_is_str},
     {"rpc_text_str_or_bin", TEST_QUICK, 5000, test_rpc_text_str_or_bin},
     {"rpc_numbers", TEST_QUICK, 5000, test_rpc_numbers},
     {"rpc_suggest", TEST_QUICK, 5000, test_rpc_suggest},
