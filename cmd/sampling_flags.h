@@ -23,7 +23,7 @@ struct sampling_flags {
     {OPTION_DOUBLE, "top-p", NULL, 0, &(s)->params.top_p, "P", 1e-9, 1, "1: off", "1"},            \
     {OPTION_DOUBLE, "min-p", NULL, 0, &(s)->params.min_p, "P", 0, 1, "0: off", "0"},               \
     {OPTION_DOUBLE, "repetition-penalty", "repeat-penalty", 0, &(s)->params.repetition_penalty,    \
-     "X", 1e-9, 100, "1: off", "1"},                                                               \
+     "X", 0.01, 100, "1: off", "1"},                                                               \
     {OPTION_DOUBLE, "presence-penalty", NULL, 0, &(s)->params.presence_penalty, "X", -2, 2,        \
      "0: off", "0"},                                                                               \
     {OPTION_DOUBLE, "frequency-penalty", NULL, 0, &(s)->params.frequency_penalty, "X", -2, 2,      \

@@ -25,7 +25,7 @@ void params__defaults(struct request_options *o) {
         {"top_p", PARAM_REAL, AT(verify.top_p), 0, 1, true},                                       \
         {"top_k", PARAM_INT, AT(verify.top_k), 0, INT32_MAX, false},                               \
         {"min_p", PARAM_REAL, AT(verify.min_p), 0, 1, false},                                      \
-        {"repetition_penalty", PARAM_REAL, AT(verify.repetition_penalty), 0, 100, true},           \
+        {"repetition_penalty", PARAM_REAL, AT(verify.repetition_penalty), 0.01, 100, false},       \
         {"presence_penalty", PARAM_REAL, AT(verify.presence_penalty), -2, 2, false},               \
         {"frequency_penalty", PARAM_REAL, AT(verify.frequency_penalty), -2, 2, false},             \
         {"seed", PARAM_SEED, AT(verify.seed), 0, 0, false},                                        \

@@ -55,6 +55,7 @@ static void test_verify_params_ranges(void) {
     REFUSED(min_p, 1.1);
     TAKEN(min_p, 1);
     REFUSED(repetition_penalty, 0);
+    REFUSED(repetition_penalty, 1e-45); /* logits divided by it would be infinite */
     REFUSED(repetition_penalty, 101);
     REFUSED(presence_penalty, 2.1);
     REFUSED(frequency_penalty, -2.1);

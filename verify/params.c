@@ -54,7 +54,7 @@ int verify_params_check(const struct verify_params *p, struct err *e) {
         {"top_k", p->top_k, 0, INT32_MAX, false},
         {"top_p", p->top_p, 0, 1, true},
         {"min_p", p->min_p, 0, 1, false},
-        {"repetition_penalty", p->repetition_penalty, 0, 100, true},
+        {"repetition_penalty", p->repetition_penalty, 0.01, 100, false},
         {"presence_penalty", p->presence_penalty, -2, 2, false},
         {"frequency_penalty", p->frequency_penalty, -2, 2, false},
         {"logprobs", p->logprobs, -1, KERN_MAX_LOGPROBS, false},

@@ -28,7 +28,7 @@ struct verify_params {
     int top_k;                 /* 0 (off)..vocab; larger values mean off */
     double top_p;              /* (0, 1], default 1 */
     double min_p;              /* [0, 1], default 0 */
-    double repetition_penalty; /* (0, 100], default 1 */
+    double repetition_penalty; /* [0.01, 100], default 1: below it logits would overflow */
     double presence_penalty;   /* [-2, 2], default 0 */
     double frequency_penalty;  /* [-2, 2], default 0 */
     bool has_seed;             /* false: the engine draws one, reported in `done` */
