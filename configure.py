@@ -183,7 +183,7 @@ def configure(args):
     nvcc = find_nvcc()
     if args.verbose:
         print(
-            f"  {'nvcc':<14} {nvcc[1] if nvcc else 'not found':<10} CUDA kernels (the CPU build needs none)")
+            f"  {'nvcc':<14} {nvcc[1] if nvcc else 'not found':<10} CUDA kernels, which are still to come; the CPU build needs none")
     isa = {k: v if os.uname().machine in X86 and compiles(
         cc, v.split()) else "" for k, v in ISA.items()}
     lines = ["# Written by configure.py; do not edit.",
@@ -279,10 +279,10 @@ def demo(args):
                 if server.poll() is not None or time.time() > end:
                     sys.exit("configure.py: the server did not start listening")
                 time.sleep(0.02)
-            question = "Name three uses of a paper clip, one short sentence each."
+            question = "What is the capital of France, and what is it known for?"
             say("tandem chat: " + question)
             must([tandem, "chat", "--socket", sock, "--temperature",
-                 "0", "--max-tokens", "160", "--memory", question])
+                 "0", "--max-tokens", "160", "--stats", question])
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=30)

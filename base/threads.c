@@ -13,9 +13,12 @@
 
 enum {
     THREADS_MAX = 256,
-    /* About 50 us of pause instructions: longer than any gap inside a step, shorter than the gap
-     * between two requests of a person. */
+    /* About 50 to 100 us of pause instructions: longer than any gap inside a step, shorter than the
+     * gap between two requests of a person. */
     SPIN_ROUNDS = 2000,
+    /* The caller waits as long for a worker that runs; one that was put off its core by other
+     * programs gets there sooner when the caller gives way. */
+    YIELD_ROUNDS = 300,
 };
 
 /* Each on a line of its own: the caller writes `epoch`, workers write `n_done`. */
@@ -138,7 +141,7 @@ void threads_run(struct threads *t, threads_fn *fn, void *arg) {
     for (int i = 0; atomic_load_explicit(&t->n_done, memory_order_acquire) < t->n - 1; i++) {
         cpu_relax();
         /* More threads than cores: let the worker that we wait for run. */
-        if (i >= SPIN_ROUNDS) sched_yield();
+        if (i >= YIELD_ROUNDS) sched_yield();
     }
 }
 

@@ -97,7 +97,9 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
     so.params.temperature = 0;
     so.params.ignore_eos = true;
     so.params.max_tokens = out->n_tokens;
-    int64_t start = clock_ns(), first = 0;
+    /* Rates of the full batch: from when all have begun until the first of them is done. */
+    int64_t start = clock_ns(), first = 0, last = 0;
+    size_t n_before = 0, n_full = 0;
     for (int i = 0; i < n && !rc; i++) {
         make_prompt(ids, out->prompt, tokenizer_n_tokens(engine_tokenizer(g)), (uint64_t)i + 1);
         rc = engine_submit(g, &so, &clients[i].r, e);
@@ -107,9 +109,15 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
         rc = look(clients, n, gaps, &n_gaps, out, ttft, &n_done, e);
         int begun = 0;
         for (int i = 0; i < n; i++) begun += clients[i].seen > 0;
-        if (begun == n && !first) first = clock_ns();
+        if (begun < n) continue;
+        if (!first) {
+            first = clock_ns();
+            n_before = n_gaps;
+        } else if (n_done == 0) {
+            last = clock_ns();
+            n_full = n_gaps - n_before;
+        }
     }
-    int64_t end = clock_ns();
     engine_get_stats(g, &after);
     for (int i = 0; i < n; i++)
         if (clients[i].r) engine_release(g, clients[i].r);
@@ -122,7 +130,7 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
         out->itl_p50 = at_share(gaps, n_gaps, 0.5);
         out->itl_p99 = at_share(gaps, n_gaps, 0.99);
         out->prompt_rate = (double)n * out->prompt / ((double)(first - start) / 1e9);
-        out->decode_rate = (double)n_gaps / ((double)(end - first) / 1e9);
+        out->decode_rate = last > first ? (double)n_full / ((double)(last - first) / 1e9) : 0;
         out->kv_bytes =
             (double)(after.kv_bytes_read - before.kv_bytes_read) / (tokens > 0 ? tokens : 1);
         out->resident = after.resident_bytes;

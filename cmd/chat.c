@@ -32,6 +32,7 @@ struct chat {
     int n_turns;
     bool tty; /* the answer goes to a terminal */
     bool quiet;
+    bool stats; /* print them after the answer */
     struct strbuf answer;
     bool at_line_start;
 };
@@ -358,6 +359,7 @@ static int answer_once(struct chat *c, const struct options *o) {
     if (rc == 0 && o->n_words == 0 && text.n > 0 && text.data[text.n - 1] == '\n') text.n--;
     if (rc == 0 && text.n == 0) rc = err_raise(&e, E_INVALID, "the message is empty");
     rc = rc != 0 ? cmd_fail(&e) : ask(c, text.data, text.n);
+    if (rc == 0 && c->stats) print_stats(c);
     strbuf_deinit(&text);
     return rc;
 }
@@ -434,6 +436,8 @@ int cmd_chat(int argc, char **argv) {
         {OPTION_STRING, "history", NULL, 0, &f.history, "PATH", 0, 0,
          "where typed lines are kept; '' keeps none",
          "$XDG_STATE_HOME or ~/.local/state, /tandem_history"},
+        {OPTION_FLAG, "stats", NULL, 0, &c.stats, NULL, 0, 0,
+         "after one answer, print what the server did and its pool holds", NULL},
         {OPTION_FLAG, "quiet", NULL, 'q', &c.quiet, NULL, 0, 0, "the answer alone", NULL},
         SAMPLING_FLAGS(&s),
         {0},

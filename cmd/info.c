@@ -98,6 +98,8 @@ int cmd_info(int argc, char **argv) {
     if (rc) return cmd_fail(&e);
     print_config(src);
     print_types(src);
+    if (!model_source_has_weights(src))
+        printf("note               headers only: the weights are missing or cut off\n");
     print_tokenizer(src, model);
     if (keys && model_source_gguf(src)) {
         char line[512];

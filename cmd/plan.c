@@ -14,7 +14,11 @@ static void print_table(const struct plan *p) {
     for (int context = 1024; context <= p->context; context *= 2)
         printf("%10d tokens   %d\n", context, plan_seqs_for(p, context));
     printf("tokens of each, by sequences at once\n");
-    for (int n = 1; n <= 256; n *= 4) printf("%10d sequences %d\n", n, plan_context_for(p, n));
+    for (int n = 1; n <= 256; n *= 4) {
+        int fit = plan_context_for(p, n);
+        printf("%10d at once     %d%s\n", n, fit < p->context ? fit : p->context,
+               fit < p->context ? "" : " (the longest allowed)");
+    }
 }
 
 int cmd_plan(int argc, char **argv) {

@@ -137,7 +137,8 @@ int cmd_run(int argc, char **argv) {
                                            .prompt = ids.ids,
                                            .n_prompt = (int)ids.n,
                                            .notify = bell_ring,
-                                           .notify_arg = &bell};
+                                           .notify_arg = &bell,
+                                           .show_special = special};
         rc = engine_submit(g, &so, &r, &e);
     }
     if (!rc) rc = stream(g, r, &it, &s.params, special, &e);

@@ -9,7 +9,7 @@
 void sampling_flags_init(struct sampling_flags *s) {
     memset(s, 0, sizeof *s);
     verify_params_default(&s->params);
-    s->params.temperature = 0;
+    s->params.temperature = 0.8; /* what users of llama.cpp are used to */
 }
 
 int sampling_flags_finish(struct sampling_flags *s, const struct options *o) {

@@ -43,6 +43,11 @@ int cmd_open_tokenizer(struct tokenizer **out, const char *model_path, struct er
     int rc = model_source_plan_only(&src, model_path, e);
     if (rc) return rc;
     const struct gguf *g = model_source_gguf(src);
+    if (!g && !model_source_folder(src)) {
+        model_source_close(src);
+        return err_raise(e, E_INVALID, "%s: a config.json alone has no tokenizer; give its folder",
+                         model_path);
+    }
     rc = g ? tokenizer_open_gguf(out, g, e) : tokenizer_open_hf(out, model_source_folder(src), e);
     model_source_close(src);
     return rc;

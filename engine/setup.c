@@ -139,7 +139,6 @@ static int add_draft(struct engine_sizes *s, const struct model_source *draft, c
     if (rc) return err_prefix(e, rc, "draft");
     s->workspace_bytes += workspace;
     s->draft_prob_bytes = n * (size_t)c->vocab * sizeof(float);
-    s->lookahead = ENGINE_PLAN_DRAFT_TOKENS + 1;
     s->pool.shape[KVPOOL_DRAFT] = (struct kvpool_page_shape){
         .n_layers = c->n_layers,
         .n_kv_heads = c->n_kv_heads,
@@ -160,7 +159,8 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     if (rc) return rc;
     s->vocab = c->vocab;
     s->pool.max_seqs = s->o.max_seqs;
-    s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
+    s->lookahead = draft ? ENGINE_PLAN_DRAFT_TOKENS + 1 : 0;
+    s->pool.max_blocks = (s->o.context + s->lookahead + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
     split_layers(s, c);
     s->caps = (struct model_caps){
         .max_rows = s->o.max_rows,

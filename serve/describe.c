@@ -173,7 +173,8 @@ void describe__plan(const struct plan *p, msgpack_packer *pk) {
         msgpack_pack_map(pk, 4);
         pack_pair_str(pk, "name", p->lines[i].name);
         pack_pair_u64(pk, "bytes", p->lines[i].bytes);
-        pack_pair_str(pk, "place", p->lines[i].place == PLAN_DEVICE ? "device" : "host");
+        pack_pair_str(pk, "place",
+                      p->lines[i].place == PLAN_DEVICE && !p->device_is_host ? "device" : "host");
         pack_pair_str(pk, "note", p->lines[i].note);
     }
     pack_pair_u64(pk, "device_bytes", p->device_bytes);
