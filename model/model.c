@@ -174,17 +174,22 @@ static int take_weights(struct layout *l) {
     return rc;
 }
 
-/* Workspace; rows of either class may fill a pass, so activations are sized for the worse of both.
- */
+/* Packed activations of a pass of `rows` rows in any mixture of the classes: each class is asked
+ * alone, since both in full would be more rows than a pass may have. */
+static size_t most_act_bytes(const struct kern *k, int rows, int cols) {
+    return k->ops->act_bytes(k, (struct kern_rows){.n_gen = rows}, cols) +
+           k->ops->act_bytes(k, (struct kern_rows){.n_prompt = rows}, cols);
+}
+
+/* Workspace; rows of either class may fill a pass. */
 static int take_workspace(struct carve *cv, struct kern *k, const struct model_config *c,
                           const struct model_caps *caps, struct model_workspace *w) {
-    struct kern_rows both = {.n_gen = caps->max_rows, .n_prompt = caps->max_rows};
     size_t rows = (size_t)caps->max_rows, logits = (size_t)caps->max_logits, f = sizeof(float);
     size_t heads = (size_t)c->n_heads * (size_t)c->head_dim;
     size_t kv = (size_t)c->n_kv_heads * (size_t)c->head_dim;
-    size_t act = k->ops->act_bytes(k, both, c->hidden);
-    act = max_size(act, k->ops->act_bytes(k, both, c->n_heads * c->head_dim));
-    act = max_size(act, k->ops->act_bytes(k, both, c->ffn));
+    size_t act = most_act_bytes(k, caps->max_rows, c->hidden);
+    act = max_size(act, most_act_bytes(k, caps->max_rows, c->n_heads * c->head_dim));
+    act = max_size(act, most_act_bytes(k, caps->max_rows, c->ffn));
     struct kern_rows last = {.n_gen = caps->max_logits};
     act = max_size(act, k->ops->act_bytes(k, last, c->hidden));
     struct kern_rows any = {.n_gen = caps->max_rows};

@@ -312,6 +312,27 @@ static void test_engine_open_refusals(void) {
     unlink(path);
 }
 
+/* As many rows a step as a pass may have: the workspace is sized, and the answer is the same. */
+static void test_engine_most_rows(void) {
+    int32_t prompt[300], want[16], got[16];
+    tiny_prompt(7, prompt, 300);
+    struct engine_submit_options s;
+    tiny_submit_options(&s, prompt, 300);
+    static const int rows[] = {64, KERN_MAX_ROWS / 2 + 1, KERN_MAX_ROWS};
+    int n_want = 0;
+    for (int i = 0; i < 3; i++) {
+        struct engine_options o;
+        tiny_engine_options(&o);
+        o.max_rows = rows[i];
+        struct engine *g = tiny_engine_open(&o, NULL);
+        int n = tiny_run(g, &s, i ? got : want, NULL);
+        engine_close(g);
+        if (i == 0) n_want = n;
+        assert_int_equal(n, n_want);
+        if (i) assert_memory_equal(got, want, (size_t)n * sizeof *got);
+    }
+}
+
 /* An embedding row of NaN: the request whose prompt holds that token fails, its neighbours do not
  * notice. */
 static void test_engine_nan_fails_one(void) {
@@ -515,6 +536,7 @@ const struct test tests[] = {
     {"engine_open_refusals", TEST_QUICK, 60000, test_engine_open_refusals},
     {"engine_nan_fails_one", TEST_QUICK, 60000, test_engine_nan_fails_one},
     {"engine_second_turn", TEST_QUICK, 60000, test_engine_second_turn},
+    {"engine_most_rows", TEST_QUICK, 60000, test_engine_most_rows},
     {"engine_plan_is_kept", TEST_QUICK, 60000, test_engine_plan_is_kept},
     {"engine_penalties", TEST_QUICK, 60000, test_engine_penalties},
     {"engine_guard_is_live", TEST_QUICK, 60000, test_engine_guard_is_live},
