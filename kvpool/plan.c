@@ -15,6 +15,8 @@
 #define FLAG_SEQS "--max-num-seqs"
 #define FLAG_ROWS "--max-num-batched-tokens"
 
+enum { MIN_CONTEXT = 2 }; /* a token of the prompt and one of the answer: no advice below it */
+
 static void copy_text(char *to, size_t cap, const char *from) {
     snprintf(to, cap, "%s", from ? from : "");
 }
@@ -246,18 +248,22 @@ static void advise_all(struct plan *p, const struct plan_input *in) {
         advise_fixed(p, in);
     }
     if (p->largest_context < p->context) {
-        advise(p,
-               "a sequence of %d tokens does not fit: " FLAG_KV " %zu makes room, or " FLAG_CONTEXT
-               " %d is the most",
-               p->context, one, p->largest_context);
+        char shorter[48] = "";
+        if (p->largest_context >= MIN_CONTEXT)
+            snprintf(shorter, sizeof shorter, ", or " FLAG_CONTEXT " %d is the most",
+                     p->largest_context);
+        advise(p, "a sequence of %d tokens does not fit: " FLAG_KV " %zu makes room%s", p->context,
+               one, shorter);
         advise_fixed(p, in);
     } else if (p->seqs_at_context < p->pool.max_seqs) {
+        char shorter[48] = "";
+        if (p->context_for_all >= MIN_CONTEXT)
+            snprintf(shorter, sizeof shorter, " or " FLAG_CONTEXT " %d", p->context_for_all);
         advise(p,
                "%d of %d sequences fit at once with %d tokens each (others wait); for all of "
-               "them: " FLAG_KV " %zu or " FLAG_CONTEXT " %d; or " FLAG_SEQS " %d",
+               "them: " FLAG_KV " %zu%s; or " FLAG_SEQS " %d",
                p->seqs_at_context, p->pool.max_seqs, p->context,
-               plan_arena_for(p, p->pool.max_seqs, p->context), p->context_for_all,
-               p->seqs_at_context);
+               plan_arena_for(p, p->pool.max_seqs, p->context), shorter, p->seqs_at_context);
     }
     if (p->with_draft && p->seqs_at_context < p->pool.max_seqs)
         advise(p, "without the draft's cache %d tokens fit instead of %lld",

@@ -177,6 +177,19 @@ static void test_plan_advice_works(void) {
     assert_non_null(strstr(p.advice[0], "over the budget"));
 }
 
+/* Where no context is short enough for all sequences, none is advised. */
+static void test_plan_advises_no_zero(void) {
+    struct plan_input in = default_pair();
+    struct plan p;
+    in.context = 64;
+    in.pool.arena_bytes = (size_t)8 << 20;
+    make(&p, &in);
+    assert_int_equal(p.context_for_all, 0);
+    assert_true(p.n_advice > 0);
+    for (int i = 0; i < p.n_advice; i++)
+        if (strstr(p.advice[i], "--ctx-size 0")) fail_msg("%s", p.advice[i]);
+}
+
 static void test_plan_refuses_nonsense(void) {
     struct err e = {0};
     struct plan p;
@@ -239,6 +252,7 @@ const struct test tests[] = {
     {"plan_default_pair", TEST_QUICK, 5000, test_plan_default_pair},
     {"plan_agrees_with_pool", TEST_QUICK, 20000, test_plan_agrees_with_pool},
     {"plan_advice_works", TEST_QUICK, 20000, test_plan_advice_works},
+    {"plan_advises_no_zero", TEST_QUICK, 5000, test_plan_advises_no_zero},
     {"plan_refuses_nonsense", TEST_QUICK, 5000, test_plan_refuses_nonsense},
     {"plan_renders", TEST_QUICK, 5000, test_plan_renders},
     {0},
