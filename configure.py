@@ -182,8 +182,8 @@ def configure(args):
         ldflags.append("-Wl," + ",".join(f"--wrap={w}" for w in WRAP))
     nvcc = find_nvcc()
     if args.verbose:
-        print(
-            f"  {'nvcc':<14} {nvcc[1] if nvcc else 'not found':<10} CUDA kernels, which are still to come; the CPU build needs none")
+        version = nvcc[1] if nvcc else "not found"
+        print(f"  {'nvcc':<14} {version:<10} CUDA kernels: still to come, the CPU build needs none")
     isa = {k: v if os.uname().machine in X86 and compiles(
         cc, v.split()) else "" for k, v in ISA.items()}
     lines = ["# Written by configure.py; do not edit.",

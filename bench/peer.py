@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Tandem beside llama.cpp on the same file, threads and points, interleaved A B A B, medians.
 
+Each turn is a burst: a pass or two to wake threads and warm caches, then the median of the passes behind them, as
+decoding does one step after another. Between turns both rest, so that neither's spinning threads take the other's core.
+
   python3 bench/peer.py --model MODEL.gguf --llama-include DIR --llama-lib DIR [--threads 2] [--reps 7]
 
 The llama.cpp build is yours (its own README says how; use its native CPU options). DIRs hold llama.h, ggml.h and
@@ -13,8 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+BURST = {"gen": 12, "prompt": 3}
+REST_S = 0.05
 POINTS = ["gen:1:0", "gen:5:0", "prompt:512:0", "gen:1:7168", "gen:5:7168"]
 TARGETS = {"gen:1:0": 1.7, "gen:5:0": 2.0, "prompt:512:0": 2.0, "gen:1:7168": 6.0}
 
@@ -27,6 +33,12 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
             env=env)
+
+    def burst(self, point):
+        time.sleep(REST_S)
+        n = BURST[point.split(":")[0]]
+        times = [self.time(point) for _ in range(n)]
+        return statistics.median(times[n // 4:])
 
     def time(self, point):
         try:
@@ -58,11 +70,13 @@ def peer_settings(peer, args):
     best = {}
     for flash in (0, 1):
         for extra in (0, 1):
+            if f"{flash}:{extra}" not in args.peer_settings:
+                continue
             side = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
             try:
                 for point in args.points:
                     side.time(point)
-                    t = min(side.time(point) for _ in range(2))
+                    t = side.burst(point)
                     if point not in best or t < best[point][0]:
                         best[point] = (t, (flash, extra))
                 side.close()
@@ -82,6 +96,8 @@ def main():
     p.add_argument("--bench-step", default="build/release/bench/bench_step")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--reps", type=int, default=7)
+    p.add_argument("--peer-settings", default="0:0,0:1,1:0,1:1", type=lambda s: s.split(","),
+                   help="flash attention:extra buffers to try (default all)")
     p.add_argument("--points", default=",".join(POINTS), type=lambda s: s.split(","))
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +114,7 @@ def main():
             ours = Side([args.bench_step, args.model, "--threads", str(args.threads), "--serve"])
             theirs = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
             ours.time(point), theirs.time(point)
-            pairs = [(ours.time(point), theirs.time(point)) for _ in range(args.reps)]
+            pairs = [(ours.burst(point), theirs.burst(point)) for _ in range(args.reps)]
             ours.close(), theirs.close()
             a, b = statistics.median(x for x, _ in pairs), statistics.median(y for _, y in pairs)
             ratios = [y / x for x, y in pairs]

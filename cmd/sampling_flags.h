@@ -18,7 +18,7 @@ struct sampling_flags {
     {OPTION_INT, "max-tokens", "n-predict", 'n', &(s)->params.max_tokens, "N", -1,                 \
      MODEL_MAX_CONTEXT, "most tokens of the answer; -1: as many as fit, up to 1024", "-1"},        \
     {OPTION_DOUBLE, "temperature", "temp", 0, &(s)->params.temperature, "T", 0, 100,               \
-     "0: always the likeliest token", "0.8"},                                                        \
+     "0: always the likeliest token", "0.8"},                                                      \
     {OPTION_INT, "top-k", NULL, 0, &(s)->params.top_k, "K", 0, 1 << 30, "0: off", "0"},            \
     {OPTION_DOUBLE, "top-p", NULL, 0, &(s)->params.top_p, "P", 1e-9, 1, "1: off", "1"},            \
     {OPTION_DOUBLE, "min-p", NULL, 0, &(s)->params.min_p, "P", 0, 1, "0: off", "0"},               \
