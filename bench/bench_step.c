@@ -29,7 +29,7 @@ struct bench {
     int vocab;
 };
 
-/* Every thread reads its half of 512 MiB once. */
+/* Every thread reads its share once. */
 struct sweep {
     const uint64_t *data;
     size_t n;
@@ -50,17 +50,17 @@ static void sweep_fn(void *arg, int idx, int n_threads) {
     s->sum[idx] = a ^ b ^ c ^ d;
 }
 
-static double read_bandwidth(int n_threads) {
+static double read_bandwidth(size_t bytes, int n_threads) {
     struct threads *t;
     struct err e = {0};
     if (threads_open(&t, n_threads, &e)) return 0;
-    struct sweep s = {.n = (512u << 20) / 8};
+    struct sweep s = {.n = bytes / 8};
     uint64_t *data = malloc(s.n * 8);
     ASSERT(data);
     for (size_t i = 0; i < s.n; i++) data[i] = i;
     s.data = data;
     double best = 0;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 20; i++) {
         int64_t start = clock_ns();
         threads_run(t, sweep_fn, &s);
         double gbs = (double)s.n * 8 / (double)(clock_ns() - start);
@@ -131,7 +131,6 @@ int main(int argc, char **argv) {
         else return fprintf(stderr, "bench_step: unknown word '%s'\n", argv[i]), 2;
     }
     if (reps < 1 || reps > MAX_REPS) reps = 7;
-    double gbs = serve ? 0 : read_bandwidth(threads);
     struct runner_options o = {.path = argv[1],
                                .isa = isa,
                                .n_threads = threads,
@@ -141,6 +140,7 @@ int main(int argc, char **argv) {
                                .kv = KERN_F16};
     struct bench b = {.r = runner_open(&o)};
     b.vocab = runner_config(b.r)->vocab;
+    double gbs = serve ? 0 : read_bandwidth(runner_weight_bytes(b.r), threads);
     b.ids = malloc(sizeof *b.ids * MAX_DEPTH);
     b.logits = malloc(sizeof(float) * 512 * (size_t)b.vocab);
     ASSERT(b.ids && b.logits);
