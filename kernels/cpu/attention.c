@@ -88,8 +88,8 @@ static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, c
 
 /* ---- Pages --------------------------------------------------------------------------------- */
 
-/* Into the second-level cache: the first level's few miss buffers are what the loads themselves need
- * (a step at depth 7,168: 12.9 -> 11.9 ms; looking two or four pages ahead gained nothing). */
+/* Into the second-level cache: the first level's few miss buffers are what the loads themselves
+ * need (a step at depth 7,168: 12.9 -> 11.9 ms; looking two or four pages ahead gained nothing). */
 ALWAYS_INLINE void prefetch(const uint8_t *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
