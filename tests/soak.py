@@ -89,7 +89,18 @@ class Worker(threading.Thread):
 
 
 class Lenient(Client):
-    """Answers to cancel come among the notifications of a stream: drop them."""
+    """Nobody waits for the answers to cancel: they come among a stream's notifications, or, where the stream
+    had just ended by itself, before the next call's answer."""
+
+    def response(self, msgid):
+        while True:
+            m = self.receive()
+            if m[0] == 2:
+                self.waiting.append(m)
+            elif m[1] == msgid:
+                if m[2] is not None:
+                    raise Refused(m[2])
+                return m[3]
 
     def notification(self):
         while True:
