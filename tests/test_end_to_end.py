@@ -65,16 +65,17 @@ def test_start_lines(tandem, server):
 
 
 def test_chat_command(tandem, server):
-    rc, out, err = run(tandem, "chat", "--socket", server.path, QUESTION)
+    rc, out, err = run(tandem, "chat", "--socket", server.path, "--temp", "0", QUESTION)
     check(rc == 0 and "Paris" in out, (rc, out, err))
     check(re.search(r"# \d+ tokens, .*tokens/s, first after \d+ ms, prompt \d+ tokens", err), err)
-    rc, piped, _ = run(tandem, "chat", "--socket", server.path, "-q", stdin=QUESTION)
+    rc, piped, _ = run(tandem, "chat", "--socket", server.path, "--temp", "0", "-q",
+                       stdin=QUESTION)
     check((rc, piped) == (0, out), (rc, piped, out))
 
 
 def test_tcp_and_token(tandem, server):
     where = f"127.0.0.1:{server.port()}"
-    rc, out, err = run(tandem, "chat", "--connect", where, "--api-key", TOKEN, QUESTION)
+    rc, out, err = run(tandem, "chat", "--connect", where, "--api-key", TOKEN, "--temp", "0", QUESTION)
     check(rc == 0 and "Paris" in out, (rc, out, err))
     rc, out, err = run(tandem, "chat", "--connect", where, "--api-key", "wrong", QUESTION)
     check(rc == 1 and not out and "unauthorized" in err, (rc, out, err))

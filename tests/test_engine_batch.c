@@ -392,18 +392,18 @@ static void test_engine_prefill_share(void) {
     s.params.max_tokens = 1;
     s.no_prefix_cache = true;
     tiny_run(g, &s, NULL, NULL); /* the first estimate of a prompt row's cost */
-    struct engine_progress a, b;
+    struct engine_progress p;
     engine_get_stats(g, &before);
-    engine_poll(stream, &a);
     struct engine_request *r = tiny_submit(g, &s);
     tiny_wait(r);
-    engine_get_stats(g, &after);
-    engine_poll(stream, &b);
+    engine_get_stats(g, &after); /* steps and tokens of one snapshot: this thread may be put off */
+    engine_poll(stream, &p);
     engine_release(g, r);
     uint64_t steps = after.n_steps - before.n_steps;
-    assert_true(b.finish == ENGINE_RUNNING);
+    uint64_t tokens = after.n_generated_tokens - before.n_generated_tokens;
+    assert_true(p.finish == ENGINE_RUNNING);
     assert_true(steps >= 1500 / 512 * 4); /* cut smaller than max_rows */
-    assert_true((uint64_t)(b.n_tokens - a.n_tokens) + 2 >= steps);
+    assert_true(tokens >= steps);         /* the stream's, and the one of the long prompt */
     engine_release(g, stream);
     engine_close(g);
 }
