@@ -1,5 +1,5 @@
 /* Runner of one test binary: forks each test, enforces its time limit, prints one line a test and
- * the closing count. `--list`, `--only SUBSTRING`, `--tier quick|full|gpu`. */
+ * the closing count. `--list`, `--only SUBSTRING`, `--tier quick|full|gpu|long`. */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -100,7 +100,7 @@ static int run_forked(const struct test *t) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const tiers[] = {"quick", "full", "gpu"};
+    static const char *const tiers[] = {"quick", "full", "gpu", "long"};
     const char *only = NULL, *tier = NULL;
     int list = 0, counts[3] = {0};
     for (int i = 1; i < argc; i++) {
@@ -108,14 +108,14 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--only") && i + 1 < argc) only = argv[++i];
         else if (!strcmp(argv[i], "--tier") && i + 1 < argc) tier = argv[++i];
         else {
-            fprintf(stderr, "usage: %s [--list] [--only SUBSTRING] [--tier quick|full|gpu]\n",
+            fprintf(stderr, "usage: %s [--list] [--only SUBSTRING] [--tier quick|full|gpu|long]\n",
                     argv[0]);
             return 2;
         }
     }
     for (const struct test *t = tests; t->name; t++) {
         if (only && !strstr(t->name, only)) continue;
-        if (tier && strcmp(tier, tiers[t->tier]) != 0) continue;
+        if (tier ? strcmp(tier, tiers[t->tier]) != 0 : t->tier == TEST_LONG && !list) continue;
         if (list) printf("%s %s %d\n", t->name, tiers[t->tier], t->timeout_ms);
         else counts[run_forked(t)]++;
     }

@@ -19,7 +19,8 @@
 
 #include <cmocka.h>
 
-enum test_tier { TEST_QUICK, TEST_FULL, TEST_GPU };
+/* A test of the long tier runs only when asked for: --tier long. */
+enum test_tier { TEST_QUICK, TEST_FULL, TEST_GPU, TEST_LONG };
 
 struct test {
     const char *name;

@@ -175,7 +175,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", nargs="+", help="build folders or programs")
-    p.add_argument("--tier", choices=["quick", "full", "gpu"], help="only tests of this tier")
+    p.add_argument("--tier", choices=["quick", "full", "gpu", "long"], help="only tests of this tier")
     p.add_argument("--jobs", type=int, default=2, help="programs at once (default 2)")
     p.add_argument("--timeout", type=float, default=900, help="seconds of a program (default 900)")
     args = p.parse_args()

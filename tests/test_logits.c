@@ -201,7 +201,7 @@ static void test_logits_one_row_one_result(void) {
 
 const struct test tests[] = {
     {"logits_reference", TEST_FULL, 240000, test_logits_reference},
-    {"logits_reference_long", TEST_FULL, 900000, test_logits_reference_long},
+    {"logits_reference_long", TEST_LONG, 1500000, test_logits_reference_long},
     {"logits_fast", TEST_FULL, 240000, test_logits_fast},
     {"logits_one_row_one_result", TEST_FULL, 240000, test_logits_one_row_one_result},
     {0},

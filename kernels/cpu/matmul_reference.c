@@ -25,15 +25,34 @@ static void weight_row(const struct kern_weight *w, int row, float *out) {
     memcpy(out, (const float *)w->data + (size_t)row * cols, cols * sizeof *out);
 }
 
+/* Activations lie in groups of LANES rows, [group][k][lane], so that the sums of a group's rows go
+ * side by side through the vector unit, each of them still one sum in K order. */
+enum { LANES = 8 };
+
 static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int cols) {
     (void)c, (void)cls;
-    return align_up((size_t)n * (size_t)cols * sizeof(float), 64);
+    return (size_t)(n + LANES - 1) / LANES * LANES * (size_t)cols * sizeof(float);
 }
 
 static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
                     const float *x) {
     (void)c, (void)cls, (void)n;
-    memcpy((float *)act + (size_t)r * (size_t)cols, x, (size_t)cols * sizeof *x);
+    float *to = (float *)act + (size_t)(r / LANES) * LANES * (size_t)cols + r % LANES;
+    for (int k = 0; k < cols; k++) to[(size_t)k * LANES] = x[k];
+}
+
+/* sum[lane] = the products of one weight row with a group. No contraction (build flags): the
+ * versions for wider vectors give the same bits. */
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+static void
+dot_group(const float *row, const float *group, int cols, double sum[LANES]) {
+    double s[LANES] = {0};
+    for (int k = 0; k < cols; k++)
+        for (int a = 0; a < LANES; a++)
+            s[a] += (double)row[k] * (double)group[(size_t)k * LANES + (size_t)a];
+    for (int a = 0; a < LANES; a++) sum[a] = s[a];
 }
 
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
@@ -44,16 +63,10 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
     threads_split(w->rows, 1, idx, n_threads, &begin, &end);
     for (int i = begin; i < end; i++) {
         const float *row = (const float *)w->data + (size_t)i * (size_t)cols;
-        /* Four rows of activations at a time: four independent sums hide the latency of additions.
-         */
-        for (int r = 0; r < n; r += 4) {
-            const float *x[4];
-            double sum[4] = {0};
-            for (int a = 0; a < 4; a++)
-                x[a] = (const float *)act + (size_t)(r + a < n ? r + a : r) * (size_t)cols;
-            for (int k = 0; k < cols; k++)
-                for (int a = 0; a < 4; a++) sum[a] += (double)row[k] * (double)x[a][k];
-            for (int a = 0; a < 4 && r + a < n; a++)
+        for (int r = 0; r < n; r += LANES) {
+            double sum[LANES]; /* lanes past the last row hold anything and are not stored */
+            dot_group(row, (const float *)act + (size_t)r * (size_t)cols, cols, sum);
+            for (int a = 0; a < LANES && r + a < n; a++)
                 out[(size_t)(r + a) * (size_t)out_stride + (size_t)(out_offset + i)] =
                     (float)sum[a];
         }
