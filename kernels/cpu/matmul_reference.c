@@ -43,7 +43,8 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
 
 /* sum[lane] = the products of one weight row with a group. No contraction (build flags): the
  * versions for wider vectors give the same bits. */
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) &&                 \
+    !defined(__SANITIZE_ADDRESS__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 static void
