@@ -21,6 +21,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "base/threads.h"
+#include "bench/register_loops.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -30,7 +31,6 @@ enum {
     MAX_ROWS = 512,
     MAX_DEPTH = 7680,
     WIDTH = (HEADS + 2 * KV_HEADS) * HD,
-    LOOPS = 1 << 16
 };
 
 struct options {
@@ -51,51 +51,6 @@ static void *need(size_t bytes) {
 }
 
 /* ---- Floors --------------------------------------------------------------------------------- */
-
-#if defined(__x86_64__)
-__attribute__((target("avx512f"))) static double loop_fma16(void) {
-    __m512 a[12], u = _mm512_set1_ps(1), q = _mm512_set1_ps(1e-9f);
-    for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_ps();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+v"(u));
-            a[i] = _mm512_fmadd_ps(u, q, a[i]);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
-    return 12. * 16 * LOOPS;
-}
-__attribute__((target("avx2,fma"))) static double loop_fma8(void) {
-    __m256 a[12], u = _mm256_set1_ps(1), q = _mm256_set1_ps(1e-9f);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_ps();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_fmadd_ps(u, q, a[i]);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 8 * LOOPS;
-}
-__attribute__((target("amx-tile,amx-bf16"))) static double loop_amx(void) {
-    struct {
-        uint8_t palette, start, zero[14];
-        uint16_t colsb[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
-    for (int i = 0; i < 8; i++) config.colsb[i] = 64, config.rows[i] = 16;
-    __asm__ volatile("ldtilecfg %0" : : "m"(config));
-    for (int n = 0; n < LOOPS / 16; n++)
-        __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
-                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
-                         :
-                         :);
-    __asm__ volatile("tilerelease");
-    return 4. * 16 * 16 * 32 * (LOOPS / 16);
-}
-#endif
 
 struct bench {
     struct options o;

@@ -23,6 +23,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "base/threads.h"
+#include "bench/register_loops.h"
 #include "kernels/kernels.h"
 
 struct options {
@@ -56,7 +57,6 @@ enum floor_kind {
 static const char *const floor_names[] = {"-",        "maddubs+add", "vpdpbusd ymm", "fma x8",
                                           "vpdpbusd", "fma x16",     "tdpbf16ps"};
 
-enum { LOOPS = 1 << 16 };
 
 #if defined(__x86_64__)
 /* Twelve independent chains of one multiply-accumulate each; products a loop are returned. */
@@ -86,19 +86,6 @@ __attribute__((target("avx2,avxvnni"))) static double loop_dpbusd8(void) {
     for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
     return 12. * 32 * LOOPS;
 }
-__attribute__((target("avx2,fma"))) static double loop_fma8(void) {
-    __m256 a[12], u = _mm256_set1_ps(1), q = _mm256_set1_ps(1e-9f);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_ps();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_fmadd_ps(u, q, a[i]);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 8 * LOOPS;
-}
 __attribute__((target("avx512f,avx512vnni"))) static double loop_dpbusd(void) {
     __m512i a[12], u = _mm512_set1_epi8(3), q = _mm512_set1_epi8(1);
     for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_si512();
@@ -111,36 +98,6 @@ __attribute__((target("avx512f,avx512vnni"))) static double loop_dpbusd(void) {
     }
     for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
     return 12. * 64 * LOOPS;
-}
-__attribute__((target("avx512f"))) static double loop_fma16(void) {
-    __m512 a[12], u = _mm512_set1_ps(1), q = _mm512_set1_ps(1e-9f);
-    for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_ps();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+v"(u));
-            a[i] = _mm512_fmadd_ps(u, q, a[i]);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
-    return 12. * 16 * LOOPS;
-}
-/* Two tiles of 16 x 32 by 32 x 16 into four accumulators. */
-__attribute__((target("amx-tile,amx-bf16"))) static double loop_amx(void) {
-    struct {
-        uint8_t palette, start, zero[14];
-        uint16_t colsb[16];
-        uint8_t rows[16];
-    } config = {.palette = 1};
-    for (int i = 0; i < 8; i++) config.colsb[i] = 64, config.rows[i] = 16;
-    __asm__ volatile("ldtilecfg %0" : : "m"(config));
-    for (int n = 0; n < LOOPS / 16; n++)
-        __asm__ volatile("tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
-                         "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
-                         :
-                         :);
-    __asm__ volatile("tilerelease");
-    return 4. * 16 * 16 * 32 * (LOOPS / 16);
 }
 #endif
 
