@@ -15,6 +15,7 @@ enum rng_purpose {
     RNG_ACCEPT = 3,    /* the accept test */
     RNG_RESIDUAL = 4,  /* the corrected token */
     RNG_SELECTION = 5, /* SparDA's reserve blocks */
+    RNG_GUMBEL = 6,    /* noise that target and draft share, index = token id */
     RNG_TEST = 15
 };
 

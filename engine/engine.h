@@ -32,7 +32,7 @@ enum {
 
 struct engine_options {
     const char *model_path;    /* .gguf or Hugging Face folder */
-    const char *draft_path;    /* NULL; speculation comes later */
+    const char *draft_path;    /* the draft model, NULL: none (prompt lookup may still propose) */
     const char *device;        /* "cpu" */
     const char *chat_template; /* family name that overrides detection, or NULL */
     int n_threads;             /* 0: all usable */
@@ -49,6 +49,11 @@ struct engine_options {
     double prefill_share; /* share of a step's time for prompt rows while others decode; 0: 0.5 */
     int select_layer;     /* border of shallow and deep pages; -1: round(3 L / 16) */
     bool prefix_cache;    /* default on: set by engine_options_default */
+    int draft_tokens;     /* draft tokens a round: -1 auto (default), 0 off, 1..max_draft_tokens */
+    int max_draft_tokens; /* most of a round, what buffers are made for: 1..KERN_MAX_DRAFT; 0: 8 */
+    int draft_window;     /* the draft sees the first block and the newest ones of so many tokens, a
+                             multiple of 64, >= 128; 0: everything */
+    bool lookup;          /* prompt lookup proposes where it matches; default on */
     bool dummy_weights;   /* --load-format dummy (later) */
 };
 void engine_options_default(struct engine_options *o);
@@ -74,6 +79,7 @@ const char *engine_chat_error(const struct engine *g);         /* why it is NULL
 const struct plan *engine_get_plan(const struct engine *g);
 int engine_context(const struct engine *g); /* most tokens of a sequence, prompt and answer */
 const char *engine_model_name(const struct engine *g);
+const struct model_config *engine_draft_config(const struct engine *g); /* NULL: no draft */
 uint64_t engine_model_fingerprint(const struct engine *g);
 
 /* ---- Requests ---- */
@@ -100,10 +106,12 @@ struct engine_submit_options {
     struct verify_params params;
     const int32_t *prompt; /* copied */
     int n_prompt;
-    uint64_t salt;        /* prefix cache tenant */
-    bool no_prefix_cache; /* neither take from the cache nor leave anything in it */
-    bool show_special;    /* stop strings are looked for in text that shows control tokens; give the
-                             same to    verify_text_init */
+    uint64_t salt;         /* prefix cache tenant */
+    uint64_t conversation; /* who may reuse this answer's KV: requests of the same number (and
+                              salt). 0: nobody; prompts are shared by all of a tenant anyway */
+    bool no_prefix_cache;  /* neither take from the cache nor leave anything in it */
+    bool show_special; /* stop strings are looked for in text that shows control tokens; give the
+                          same to    verify_text_init */
     /* Called on the step thread at most once a step while there is news; must only wake the owner.
      */
     void (*notify)(void *arg);
@@ -116,18 +124,47 @@ struct engine_submit_options {
 int engine_submit(struct engine *g, const struct engine_submit_options *o,
                   struct engine_request **out, struct err *e);
 
+/* What speculation did for one request, or for all. Only verified tokens count: a draft token is
+ * accepted when it was emitted; what a stop cut off behind it is not. */
+struct engine_speculation {
+    uint64_t n_rounds;                            /* target passes with at least one draft token */
+    uint64_t n_plain_rounds;                      /* target passes of one generated row */
+    uint64_t n_drafted, n_accepted;               /* tokens, model and lookup together */
+    uint64_t n_lookup_drafted, n_lookup_accepted; /* of those, by prompt lookup */
+    uint64_t
+        n_drafted_at[KERN_MAX_DRAFT]; /* by place in the round: how often the place was filled */
+    uint64_t n_accepted_at[KERN_MAX_DRAFT]; /* and accepted */
+    uint64_t n_page_rollbacks;              /* rejections that gave whole pages back */
+    int64_t draft_ns, verify_ns; /* time in the draft's passes and in the target's, whole batches: a
+                                    request's share is by rows */
+};
+/* Why a request that asked for a draft went on without one. */
+enum engine_no_draft {
+    ENGINE_DRAFT_OK,
+    ENGINE_DRAFT_NONE,
+    ENGINE_DRAFT_OFF,
+    ENGINE_DRAFT_MEMORY,
+    ENGINE_DRAFT_CONTEXT
+};
+const char *
+engine_no_draft_name(enum engine_no_draft n); /* "", "no draft model", "off", "draft memory short",
+                                                  "beyond the draft's context" */
+
 /* A consistent snapshot of a request. Arrays stay valid until release; entries below n_tokens never
  * change. */
 struct engine_progress {
     int n_tokens;                           /* committed so far */
     const int32_t *tokens;                  /* [n_tokens] */
     const struct engine_logprobs *logprobs; /* [n_tokens] or NULL */
-    enum engine_finish finish;              /* when not RUNNING, n_tokens is final */
-    int stop_idx;                           /* which stop string, -1: an end token or none */
-    int error_code;                         /* E_* with ENGINE_FAILED */
-    const char *error;                      /* text, "" */
-    int n_prompt, n_cached_prompt;          /* tokens; cached: taken from the prefix cache */
-    uint64_t seed;                          /* the one used */
+    const uint8_t *drafted;        /* [n_tokens] 1: an accepted draft token, 0: the target's own */
+    enum engine_finish finish;     /* when not RUNNING, n_tokens is final */
+    int stop_idx;                  /* which stop string, -1: an end token or none */
+    int error_code;                /* E_* with ENGINE_FAILED */
+    const char *error;             /* text, "" */
+    int n_prompt, n_cached_prompt; /* tokens; cached: taken from the prefix cache */
+    uint64_t seed;                 /* the one used */
+    struct engine_speculation speculation; /* final with `finish`, zero before */
+    enum engine_no_draft no_draft;         /* likewise */
     /* Times in ns on base/clock.h's clock; 0: not yet. */
     int64_t submitted_ns, admitted_ns, first_token_ns, finished_ns;
 };
@@ -163,7 +200,10 @@ struct engine_stats {
     uint64_t n_prompt_tokens, n_generated_tokens, n_cached_prompt_tokens;
     uint64_t n_steps, n_rows;
     uint64_t kv_bytes_read;
-    double step_seconds; /* spent in steps */
+    double step_seconds;     /* spent in steps */
+    double overhead_seconds; /* of those, in rounds outside the backend's operations */
+    struct engine_speculation speculation;
+    uint64_t n_draft_starved; /* requests that went on without a draft for want of memory */
     struct engine_histogram ttft, itl, e2e;
     struct kvpool_stats pool;
     size_t resident_bytes; /* of the process */

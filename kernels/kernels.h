@@ -164,7 +164,11 @@ struct kern_rope {
 
 /* ---- Sampling ------------------------------------------------------------------------------ */
 
-enum { KERN_MAX_LOGPROBS = 20, KERN_MAX_BIAS = 64 };
+enum {
+    KERN_MAX_LOGPROBS = 20,
+    KERN_MAX_BIAS = 64,
+    KERN_MAX_DRAFT = 16, /* draft tokens of a round */
+};
 
 /* What a row's request asks for; one entry a row. Ranges are checked at the RPC edge. */
 struct kern_sample {
@@ -175,8 +179,13 @@ struct kern_sample {
     float repetition_penalty; /* 1: off; over prompt and output, as Hugging Face has it */
     float presence_penalty, frequency_penalty; /* 0: off; over output only, as OpenAI has it */
     uint64_t seed;
-    int64_t position;     /* of the token to be drawn: the RNG's counter */
-    int32_t history;      /* index of the sequence's history in kern_history, -1: no penalties */
+    int64_t position; /* of the token to be drawn: the RNG's counter */
+    int32_t purpose;  /* enum rng_purpose of the draw: RNG_SAMPLE, RNG_DRAFT for a draft token */
+    int32_t gumbel;   /* 1: the token is the argmax of log p + Gumbel noise that (seed, position,
+                         id) alone decide, whatever `purpose` says: target and draft share it */
+    int32_t history;  /* index of the sequence's history in kern_history, -1: no penalties */
+    int32_t first_recent, n_recent; /* entries of kern_history.recent: output tokens that come
+                             before this row and are not counted yet (draft tokens of the round) */
     int32_t n_logprobs;   /* 0..KERN_MAX_LOGPROBS top entries wanted besides the drawn token's */
     int32_t want_logprob; /* 1: fill logprob */
     int32_t n_banned;     /* first entries of `banned`: ids that must not be drawn (min_tokens,
@@ -189,6 +198,27 @@ struct kern_history {
     const uint16_t *prompt; /* [n_histories][vocab] 1 where the id stands in the prompt */
     const uint16_t *output; /* [n_histories][vocab] occurrences in the output, saturating */
     size_t stride;          /* elements between histories: vocab */
+    const int32_t *recent;  /* ids that kern_sample.first_recent points into; NULL: none */
+};
+
+/* The distributions that draft tokens were drawn from, as `sample` left them. */
+struct kern_draft_probs {
+    const float *probs; /* f32 [n_rows][stride], backend memory; each row sums to 1 */
+    size_t stride;      /* >= n */
+    int n;              /* columns: ids of the draft's head */
+    const int32_t *ids; /* [n] ascending token ids of the columns; NULL: column = id. Elsewhere the
+                           probability is zero */
+};
+
+/* One sequence's round: its pending token and n_draft draft tokens went through the target. */
+struct kern_round {
+    int32_t n_draft; /* 0..KERN_MAX_DRAFT */
+    int32_t
+        first_row; /* its n_draft + 1 rows of logits and params; row i follows draft token i - 1 */
+    int32_t first_draft; /* entries of `draft`: its draft tokens */
+    int32_t first_q;     /* its n_draft rows of draft probabilities. -1: a draft token is accepted
+                            when it is the target's own draw at that place (greedy, Gumbel coupling,
+                            proposals that nobody drew) */
 };
 
 struct kern_sampled {
@@ -278,12 +308,31 @@ struct kern_ops {
 
     size_t (*sample_scratch_bytes)(const struct kern *k, int n_rows, int vocab);
     /* Draw one token a row from logits f32 [n_rows][stride] (first `vocab` entries; kept
-     * unchanged): penalties, temperature, top-k, top-p, min-p in this order, then inverse-CDF with
-     * RNG_SAMPLE. params, history and out in backend memory. Where probs is not NULL it gets the
-     * filtered distribution, f32 [n_rows][vocab]. */
-    int (*sample)(struct kern *k, int n_rows, int vocab, const float *logits, size_t stride,
+     * unchanged): penalties, temperature, top-k, top-p, min-p in this order, then inverse-CDF by
+     * params' purpose, or by Gumbel noise. params, history and out in backend memory. Where ids is
+     * not NULL, column i is token ids[i] (ascending): penalties, bans and the token drawn go by it
+     * (a draft's reduced head). Where probs is not NULL it gets the filtered distribution by
+     * columns, f32 [n_rows][vocab]. */
+    int (*sample)(struct kern *k, int n_rows, int vocab, const int32_t *ids, const float *logits,
+                  size_t stride, const struct kern_sample *params,
+                  const struct kern_history *history, void *scratch, struct kern_sampled *out,
+                  float *probs);
+
+    size_t (*accept_scratch_bytes)(const struct kern *k, int n_rounds, int vocab);
+    /* Decide rounds. With p the target's distribution of a row after params' filters (as `sample`
+     * has it) and q the draft's: draft token x is accepted when u q(x) < p(x), u uniform by
+     * RNG_ACCEPT; at the first that is not, the token is drawn from max(0, p - q), normalised, by
+     * RNG_RESIDUAL; after the last, a bonus token from p by the row's own purpose. Without q
+     * (first_q -1): accepted while it equals the row's own draw, which is the token at the first
+     * that differs. So a round of no draft token is `sample`. Writes n_accepted [n_rounds] and
+     * out[first_row .. first_row + n_accepted], the tokens that follow in order with their
+     * logprobs; other rows of out are left alone. A row that holds NaN, or has nothing to draw,
+     * ends its round with token -1. Leviathan et al. 2023, algorithm 1. All in backend memory. */
+    int (*accept)(struct kern *k, int n_rounds, int vocab, const float *logits, size_t stride,
                   const struct kern_sample *params, const struct kern_history *history,
-                  void *scratch, struct kern_sampled *out, float *probs);
+                  const struct kern_round *rounds, const int32_t *draft,
+                  const struct kern_draft_probs *q, void *scratch, int32_t *n_accepted,
+                  struct kern_sampled *out);
 };
 
 struct kern {

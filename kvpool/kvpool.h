@@ -103,15 +103,38 @@ bool kvpool_can_ever_fit(const struct kvpool *p, int n_tokens, bool with_draft);
 /* Most tokens of one sequence in an empty pool. */
 int kvpool_max_tokens(const struct kvpool *p, bool with_draft);
 
-/* Open a sequence and reserve pages for n_tokens in all; forgets cached prefixes where it must.
- * With a prompt and a cache, the longest cached prefix of prompt[0..n_prompt) under `salt` is taken
- * first (its pages shared, reference counted), never more than n_prompt - KVPOOL_SHARED_TAIL tokens
- * rounded down to blocks; *n_hit gets its tokens, and positions below it are addressable in every
- * class at once. The hit is shorter than what is cached where taking all of it would not fit.
- * `prompt` is not kept. E_FULL: no room now (nothing changed); E_TOO_LONG: can never fit; E_RANGE:
+/* What a sequence asks for. */
+struct kvpool_want {
+    int n_tokens;          /* most that it will ever hold, prompt included */
+    bool with_draft;       /* pages of the draft class too */
+    int draft_blocks;      /* most draft blocks at once (a sink and a window), 0: all of n_tokens */
+    const int32_t *prompt; /* [n_prompt] to look up; NULL: no lookup. Not kept */
+    int n_prompt;
+    uint64_t salt;         /* tenant: prefixes are shared inside it only */
+    uint64_t conversation; /* generated blocks are found and registered under it; 0: neither */
+};
+
+/* Open a sequence and reserve its pages; forgets cached prefixes where it must. With a prompt and a
+ * cache, the longest cached prefix of prompt[0..n_prompt) under `salt` is taken first (its pages
+ * shared, reference counted), never more than n_prompt - KVPOOL_SHARED_TAIL tokens rounded down to
+ * blocks; *n_hit gets its tokens: positions below it are addressable in the target's classes. Draft
+ * pages are part of a cached prefix where the draft had seen it: *n_draft_hit <= *n_hit tokens from
+ * the start are addressable in the draft class. Blocks that an answer wrote are only taken by a
+ * sequence of the same conversation. The hit is shorter than what is cached where taking all of it
+ * would not fit. E_FULL: no room now (nothing changed); E_TOO_LONG: can never fit; E_RANGE:
  * n_tokens < 1 or n_prompt outside 0..n_tokens. */
-int kvpool_seq_open(struct kvpool *p, int n_tokens, bool with_draft, const int32_t *prompt,
-                    int n_prompt, uint64_t salt, int *seq, int *n_hit, struct err *e);
+int kvpool_seq_open(struct kvpool *p, const struct kvpool_want *want, int *seq, int *n_hit,
+                    int *n_draft_hit, struct err *e);
+
+/* Take back a sequence's draft pages and their reservation: it goes on without a draft. Nothing
+ * happens where it has none. */
+void kvpool_seq_drop_draft(struct kvpool *p, int seq);
+bool kvpool_seq_has_draft(const struct kvpool *p, int seq);
+
+/* Give back the draft pages of blocks [first, end), which the draft will not read again (behind its
+ * window); their table entries become -1. They count against draft_blocks no longer. Blocks given
+ * back already are passed over. */
+void kvpool_seq_forget_draft(struct kvpool *p, int seq, int first, int end);
 
 /* Make positions < n_tokens of class c addressable: takes pages from the reservation. Never fails
  * within the reservation (asserted). Nothing happens where n_tokens are addressable already.
@@ -147,20 +170,18 @@ const int32_t *kvpool_seq_pages(const struct kvpool *p, int seq, enum kvpool_cla
                                 int *n_blocks);
 
 /* Register the full blocks of tokens[0..n_committed) in the prefix cache: only committed tokens,
- * only whole blocks, only blocks that are addressable in every class of the sequence (a draft that
- * lags is caught up by a later call); pages stay the sequence's too. `origin` says by which law the
- * blocks new in this call were computed; register a prompt with KVPOOL_PROMPT before the first
- * answer token is committed, so that only the block on the border counts as generated (and
- * all that follow it, whatever their own origin: they depend on it). A block that
- * is cached already keeps its older page. `salt` is the one the sequence was opened with
- * (asserted). Cheap when no new block is complete. A full cache forgets the node unused longest;
- * one full of nodes in use registers nothing.
- *
- * Origin is recorded and counted, it does not yet restrict reuse: any sequence under the same salt
- * may hit generated blocks. See docs/kvpool.md, "Generated pages". */
+ * only whole blocks; pages stay the sequence's too. A block is registered once its target pages are
+ * full; its draft page joins it when the draft has seen it too (a draft that lags is caught up by a
+ * later call). `origin` says by which law the blocks new in this call were computed; register a
+ * prompt with KVPOOL_PROMPT before the first answer token is committed, so that only the block on
+ * the border counts as generated (and all that follow it, whatever their own origin: they depend on
+ * it). Generated blocks are registered under the sequence's conversation and found by it alone. A
+ * block that is cached already keeps its older page. Cheap when no new block is complete. A full
+ * cache forgets the node unused longest; one full of nodes in use registers nothing. See
+ * docs/kvpool.md, "Generated pages". */
 enum kvpool_origin { KVPOOL_PROMPT, KVPOOL_GENERATED };
 void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n_committed,
-                         enum kvpool_origin origin, uint64_t salt);
+                         enum kvpool_origin origin);
 
 /* Close: references dropped, reservation returned; pages that the cache holds stay cached. */
 void kvpool_seq_close(struct kvpool *p, int seq);

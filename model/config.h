@@ -48,8 +48,11 @@ struct model_config {
     double rope_factor;
     double rope_low_freq_factor, rope_high_freq_factor; /* llama3 */
     double rope_beta_fast, rope_beta_slow;              /* yarn */
-    double rope_attention_factor;        /* yarn: multiplies cos and sin; 1 elsewhere */
-    int rope_original_context;           /* llama3, yarn */
+    double rope_attention_factor; /* yarn: multiplies cos and sin; 1 elsewhere */
+    int rope_original_context;    /* llama3, yarn */
+    bool borrows_embedding;       /* a draft file without token_embd: the target's serves */
+    bool borrows_head;            /* and its head's rows are the target's (of n_head ids) */
+    int n_head; /* rows of the head: vocab, or fewer where a draft lists token ids */
     uint8_t rope_skip[MODEL_MAX_LAYERS]; /* 1: the layer has no rope (SmolLM3) */
 };
 

@@ -15,6 +15,13 @@ struct err;
 struct model;
 struct model_source; /* model/source.h */
 
+/* What a draft file may leave to its target (keys tandem.draft.*, docs/draft-format.md): the input
+ * embedding, the output head's rows, the tokenizer. NULL where a model stands alone. */
+struct model_borrow {
+    const struct model *target;            /* its packed embedding is shared; NULL while planning */
+    const struct model_source *target_src; /* still open: head rows are packed from its file */
+};
+
 /* Capacities that buffers are sized for. */
 struct model_caps {
     int max_rows;   /* rows of a pass, both classes together */
@@ -25,16 +32,17 @@ struct model_caps {
 
 /* Bytes of packed weights, and of workspace for `caps`, on backend k. From headers alone.
  * E_UNSUPPORTED where the backend cannot multiply a type that the file holds (named). */
-int model_weight_bytes(const struct model_source *src, const struct kern *k, size_t *out,
-                       struct err *e);
+int model_weight_bytes(const struct model_source *src, const struct model_borrow *borrow,
+                       const struct kern *k, size_t *out, struct err *e);
 int model_workspace_bytes(const struct model_config *c, const struct kern *k,
                           const struct model_caps *caps, size_t *out, struct err *e);
 
 /* Pack all weights of `src` into one reservation of backend k and carve the workspace. progress
  * (may be NULL) sees bytes of weights done. The source may be closed afterwards; k must outlive the
- * model. */
-int model_open(struct model **out, const struct model_source *src, struct kern *k,
-               const struct model_caps *caps,
+ * model, and so must the target of a `borrow`. E_INVALID where the file borrows and borrow is NULL,
+ * or where the target's embedding is not the one that the file was made with. */
+int model_open(struct model **out, const struct model_source *src,
+               const struct model_borrow *borrow, struct kern *k, const struct model_caps *caps,
                void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e);
 void model_close(struct model *m);
 
@@ -71,6 +79,17 @@ struct model_pass {
 /* Run the pass: embedding, layers, head. Enqueues on the backend; see kernels.h for what holds of
  * bits. */
 int model_forward(struct model *m, const struct model_pass *p, struct err *e);
+
+/* The head's rows: config.n_head of them. Row i is token ids[i] (backend memory, ascending), NULL:
+ * row = id. */
+int model_n_head(const struct model *m);
+const int32_t *model_head_ids(const struct model *m);
+
+/* May `draft` propose for `target`? Same tokenizer entries and special ids (padding of the
+ * vocabulary does not count), or a draft that borrows and was made for this embedding. E_INVALID
+ * names the first difference with both values. */
+int model_check_pair(const struct model_source *target, const struct tokenizer *target_tokenizer,
+                     const struct model_source *draft, struct err *e);
 
 /* Embedding and head weights, for a draft that borrows them. */
 const struct kern_weight *model_embedding(const struct model *m);

@@ -22,6 +22,13 @@ enum {
         4096, /* of one token's text: what the tokenizer lets into a vocabulary */
 };
 
+enum { VERIFY_DRAFT_AUTO = -1, VERIFY_DRAFT_DEFAULT = -2 };
+
+/* VERIFY_LOSSLESS keeps the law: accept by min(1, p / q), residual on rejection (the tokens may
+ * depend on the draft length). VERIFY_GUMBEL keeps the tokens: both draw by the same noise, so one
+ * seed gives one text with speculation or without. */
+enum verify_coupling { VERIFY_LOSSLESS, VERIFY_GUMBEL };
+
 /* Sampling settings of one request; verify_params_default fills the defaults. */
 struct verify_params {
     double temperature;        /* 0..100, default 1; 0 is greedy */
@@ -33,9 +40,14 @@ struct verify_params {
     double frequency_penalty;  /* [-2, 2], default 0 */
     bool has_seed;             /* false: the engine draws one, reported in `done` */
     uint64_t seed;
-    int logprobs;   /* -1 none (default), 0..KERN_MAX_LOGPROBS alternatives */
-    int max_tokens; /* -1: the engine's default */
-    int min_tokens; /* 0..max_tokens: end tokens are banned before */
+    int logprobs;                  /* -1 none (default), 0..KERN_MAX_LOGPROBS alternatives */
+    int max_tokens;                /* -1: the engine's default */
+    int draft_tokens;              /* VERIFY_DRAFT_DEFAULT (the engine's), VERIFY_DRAFT_AUTO, 0
+                                      (off)..KERN_MAX_DRAFT:              draft tokens a round; more than the engine makes
+                                      room for mean that many */
+    enum verify_coupling coupling; /* how draft and target share chance where temperature > 0 */
+    bool lookup;                   /* n-grams of prompt and answer may propose too; default on */
+    int min_tokens;                /* 0..max_tokens: end tokens are banned before */
     bool ignore_eos;
     int n_stops;
     struct verify_stop {

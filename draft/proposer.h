@@ -1,0 +1,76 @@
+#ifndef TANDEM_DRAFT_PROPOSER_H
+#define TANDEM_DRAFT_PROPOSER_H
+
+/* The draft model: a second instance of model/ with pages, lists and positions of its own in the
+ * same pool. Proposes for a batch of sequences at once: one pass in which each catches up on the
+ * tokens that it has not seen (after a rejected tail, after rounds without it, after a prefix hit)
+ * and draws its first token, then one pass per further token. Owned by the step thread. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "kvpool/kvpool.h"
+#include "model/model.h"
+
+struct err;
+struct proposer;
+struct model_source;
+
+struct proposer_options {
+    int max_seqs, max_draft; /* sequences of a round, draft tokens of each */
+    int max_rows;            /* of a catch-up pass */
+    int max_blocks;          /* of a sequence */
+    int vocab;               /* ids that may be drawn: the tokenizer's entries */
+    int window;              /* engine_options.draft_window */
+    enum kern_dtype kv_dtype;
+};
+
+/* Bytes that opening reserves of the backend's memory and of the host's, from headers alone. */
+struct proposer_sizes {
+    size_t weight_bytes, workspace_bytes, batch_bytes, prob_bytes, host_bytes;
+};
+int proposer_sizes(struct proposer_sizes *out, const struct proposer_options *o,
+                   const struct model_source *src, const struct model_borrow *borrow,
+                   const struct kern *k, struct err *e);
+
+int proposer_open(struct proposer **out, const struct proposer_options *o,
+                  const struct model_source *src, const struct model_borrow *borrow, struct kern *k,
+                  void *arena, struct err *e);
+void proposer_close(struct proposer *p);
+
+const struct model_config *proposer_config(const struct proposer *p);
+
+/* One sequence's part of a round. */
+struct proposer_turn {
+    /* In. */
+    int seq;            /* in the pool */
+    int slot;           /* of its penalty counts */
+    const int32_t *ids; /* committed tokens, the pending one last */
+    int n_tokens, n_prompt;
+    int n_rows;  /* catch-up rows of the first pass, at most: fewer than n_tokens - n_kv
+                    leave the sequence behind, and nothing is proposed */
+    int n_draft; /* wanted; 0: only catch up */
+    struct kern_sample sample; /* the request's settings; position, purpose, recent, bans by the
+                                  proposer */
+    int min_position;          /* end tokens are banned at positions below */
+    bool greedy; /* the draw needs no probabilities: temperature 0 or Gumbel coupling */
+    /* In and out. */
+    int n_kv; /* positions whose K and V the draft's pages hold */
+    /* Out. */
+    int n_proposed;
+    int first_q;                   /* row of proposer_probs, -1 where greedy */
+    int32_t token[KERN_MAX_DRAFT]; /* -1: the draft's output held NaN */
+};
+
+/* Run the passes and draw. Pages of the class KVPOOL_DRAFT are extended as needed (asserted to be
+ * reserved). *ns gets the time of each pass for the cost table through `observe`. */
+int proposer_run(struct proposer *p, struct kvpool *pool, const struct kern_history *history,
+                 const int *eog, int n_eog, struct proposer_turn *turn, int n_turns,
+                 void (*observe)(void *arg, int n_rows, double kv_tokens, double ns), void *arg,
+                 struct err *e);
+
+/* Where the draft's distributions of the last run lie, for kern_ops.accept. */
+struct kern_draft_probs proposer_probs(const struct proposer *p);
+
+#endif
