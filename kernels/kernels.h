@@ -186,7 +186,9 @@ struct kern_sample {
     int32_t history;  /* index of the sequence's history in kern_history, -1: no penalties */
     int32_t first_recent, n_recent; /* entries of kern_history.recent: output tokens that come
                              before this row and are not counted yet (draft tokens of the round) */
-    int32_t n_logprobs;   /* 0..KERN_MAX_LOGPROBS top entries wanted besides the drawn token's */
+    int32_t probs_row;  /* `sample`: row of its `probs` that gets this row's filtered distribution,
+                           -1: not wanted */
+    int32_t n_logprobs; /* 0..KERN_MAX_LOGPROBS top entries wanted besides the drawn token's */
     int32_t want_logprob; /* 1: fill logprob */
     int32_t n_banned;     /* first entries of `banned`: ids that must not be drawn (min_tokens,
                              ignore_eos off) */
@@ -311,8 +313,8 @@ struct kern_ops {
      * unchanged): penalties, temperature, top-k, top-p, min-p in this order, then inverse-CDF by
      * params' purpose, or by Gumbel noise. params, history and out in backend memory. Where ids is
      * not NULL, column i is token ids[i] (ascending): penalties, bans and the token drawn go by it
-     * (a draft's reduced head). Where probs is not NULL it gets the filtered distribution by
-     * columns, f32 [n_rows][vocab]. */
+     * (a draft's reduced head). Where probs is not NULL, its row params[r].probs_row gets the
+     * filtered distribution by columns, f32 [..][vocab]; rows whose probs_row is -1 write none. */
     int (*sample)(struct kern *k, int n_rows, int vocab, const int32_t *ids, const float *logits,
                   size_t stride, const struct kern_sample *params,
                   const struct kern_history *history, void *scratch, struct kern_sampled *out,
