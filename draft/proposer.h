@@ -41,33 +41,45 @@ void proposer_close(struct proposer *p);
 
 const struct model_config *proposer_config(const struct proposer *p);
 
+/* Draft pages that a sequence of n_tokens may hold at once under these options: what to reserve. */
+int proposer_blocks(const struct proposer_options *o, int n_tokens);
+
 /* One sequence's part of a round. */
 struct proposer_turn {
     /* In. */
-    int seq;            /* in the pool */
-    int slot;           /* of its penalty counts */
+    int seq;            /* in the pool, with draft pages */
     const int32_t *ids; /* committed tokens, the pending one last */
-    int n_tokens, n_prompt;
-    int n_rows;  /* catch-up rows of the first pass, at most: fewer than n_tokens - n_kv
-                    leave the sequence behind, and nothing is proposed */
-    int n_draft; /* wanted; 0: only catch up */
-    struct kern_sample sample; /* the request's settings; position, purpose, recent, bans by the
-                                  proposer */
+    int n_tokens;
+    int n_rows;  /* tokens that it may catch up on now; fewer than n_tokens - n_kv leave it
+                    behind, and nothing is proposed */
+    int n_draft; /* draft tokens wanted; 0: only catch up */
+    struct kern_sample sample; /* the request's settings and history; position, purpose, recent and
+                                  bans are the proposer's */
     int min_position;          /* end tokens are banned at positions below */
-    bool greedy; /* the draw needs no probabilities: temperature 0 or Gumbel coupling */
+    bool stop_at_eog;          /* nothing is proposed behind an end token */
+    bool wants_probs; /* acceptance will need the distributions (neither greedy nor Gumbel) */
     /* In and out. */
     int n_kv; /* positions whose K and V the draft's pages hold */
     /* Out. */
     int n_proposed;
-    int first_q;                   /* row of proposer_probs, -1 where greedy */
-    int32_t token[KERN_MAX_DRAFT]; /* -1: the draft's output held NaN */
+    int first_q;                   /* row of proposer_probs of the first, -1: no probabilities */
+    int32_t token[KERN_MAX_DRAFT]; /* a last one of -1: the draft's output held NaN there */
+};
+
+/* Numbers of one pass, for the cost table. */
+struct proposer_pass {
+    int n_rows;
+    bool prompt;           /* some rows were of the prompt class: a longer way to catch up */
+    double kv_tokens;      /* positions read, summed over sequences */
+    int64_t ns, kernel_ns; /* the whole pass; of that in the backend's operations */
 };
 
 /* Run the passes and draw. Pages of the class KVPOOL_DRAFT are extended as needed (asserted to be
- * reserved). *ns gets the time of each pass for the cost table through `observe`. */
+ * reserved), those behind the window forgotten. history: the target's counts (`recent` is ignored).
+ * `observe` is called once a pass. E_* of the backend. */
 int proposer_run(struct proposer *p, struct kvpool *pool, const struct kern_history *history,
                  const int *eog, int n_eog, struct proposer_turn *turn, int n_turns,
-                 void (*observe)(void *arg, int n_rows, double kv_tokens, double ns), void *arg,
+                 void (*observe)(void *arg, const struct proposer_pass *pass), void *arg,
                  struct err *e);
 
 /* Where the draft's distributions of the last run lie, for kern_ops.accept. */
