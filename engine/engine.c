@@ -63,8 +63,21 @@ static int open_memory(struct engine *g, struct err *e) {
     rc = kvpool_open(&g->pool, &g->sizes.pool, e);
     if (rc) return rc;
     g->pool_tokens = kvpool_max_tokens(g->pool, false);
+    draft_cost_init(&g->passes.target);
+    draft_cost_init(&g->passes.draft);
+    for (int i = 0; i < DRAFT_N_SOURCES; i++) draft_rate_init(&g->prior[i], NULL);
     for (int i = g->sizes.o.max_seqs - 1; i >= 0; i--) g->free_slot[g->n_free_slots++] = i;
     return engine__batch_open(g, e);
+}
+
+/* The draft, where one was named: it must fit the target before anything is served. */
+static int open_draft(struct engine *g, const struct model_source *src,
+                      const struct model_source *draft, struct err *e) {
+    if (!draft) return 0;
+    const struct model_borrow borrow = {.target = g->model, .target_src = src};
+    struct proposer_options o = g->sizes.proposer;
+    o.vocab = g->vocab;
+    return proposer_open(&g->proposer, &o, draft, &borrow, g->kern, g->arena, e);
 }
 
 static int start_thread(struct engine *g, struct err *e) {
@@ -87,6 +100,7 @@ static void destroy(struct engine *g) {
     if (g->kern) {
         engine__batch_close(g);
         kvpool_close(g->pool);
+        proposer_close(g->proposer);
         g->kern->ops->unreserve(g->kern, g->arena);
         model_close(g->model);
         g->kern->ops->close(g->kern);
@@ -105,23 +119,24 @@ int engine_open(struct engine **out, const struct engine_options *o,
                 void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e) {
     *out = NULL;
     if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
-    if (o->draft_path)
-        return err_raise(e, E_UNSUPPORTED, "draft %s: speculation is not built in yet",
-                         o->draft_path);
     struct engine *g = calloc(1, sizeof *g);
     if (!g) return err_raise(e, E_NOMEM, "no memory for the engine");
-    struct model_source *src = NULL;
+    struct model_source *src = NULL, *draft = NULL;
     int rc = open_kern(&g->kern, o, e);
     if (!rc) rc = model_source_open(&src, o->model_path, e);
+    if (!rc && o->draft_path) rc = model_source_open(&draft, o->draft_path, e);
     size_t device_free = rc ? 0 : free_bytes(g->kern, 0);
     if (!rc) rc = open_tokenizer(g, src, e);
     if (!rc) rc = open_chat(g, o, src, e);
-    if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, NULL, g->kern, device_free, e);
+    if (!rc && draft) rc = model_check_pair(src, g->tokenizer, draft, e);
+    if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, draft, g->kern, device_free, e);
     if (!rc) rc = engine__check_plan(&g->sizes, &g->plan, o->context != 0, e);
     if (!rc) g->fingerprint = model_source_fingerprint(src);
-    if (!rc) rc = model_open(&g->model, src, g->kern, &g->sizes.caps, progress, arg, e);
-    model_source_close(src);
+    if (!rc) rc = model_open(&g->model, src, NULL, g->kern, &g->sizes.caps, progress, arg, e);
     if (!rc) rc = open_memory(g, e);
+    if (!rc) rc = open_draft(g, src, draft, e);
+    model_source_close(draft);
+    model_source_close(src);
     if (!rc) rc = start_thread(g, e);
     if (rc) {
         destroy(g);
@@ -129,6 +144,7 @@ int engine_open(struct engine **out, const struct engine_options *o,
     }
     /* The caller's strings may go now. */
     g->sizes.o.model_path = g->sizes.o.device = g->sizes.o.chat_template = NULL;
+    g->sizes.o.draft_path = NULL;
     g->sizes.o.isa = g->sizes.o.kv_type = NULL;
     *out = g;
     return 0;
@@ -166,6 +182,9 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t device_
 const struct model_config *engine_model_config(const struct engine *g) {
     return model_get_config(g->model);
 }
+const struct model_config *engine_draft_config(const struct engine *g) {
+    return g->proposer ? proposer_config(g->proposer) : NULL;
+}
 const struct tokenizer *engine_tokenizer(const struct engine *g) {
     return g->tokenizer;
 }
@@ -197,4 +216,12 @@ void engine_trace_logits(struct engine *g,
     if (!g->trace_row) g->trace_row = malloc((size_t)g->vocab * sizeof *g->trace_row);
     g->trace_arg = arg;
     g->trace = g->trace_row ? sink : NULL;
+}
+
+void engine_trace_kv(struct engine *g,
+                     void (*sink)(void *arg, const struct engine_request *r,
+                                  const struct engine_kv_view *v),
+                     void *arg) {
+    g->trace_kv_arg = arg;
+    g->trace_kv = sink;
 }

@@ -222,4 +222,21 @@ void engine_trace_logits(struct engine *g,
                                       const float *logits, int n),
                          void *arg);
 
+/* Where a request's committed K and V lie, for tests. */
+struct engine_kv_view {
+    void *arena;
+    int n_kv; /* committed positions */
+    enum kern_dtype dtype;
+    int n_groups;
+    struct {
+        int first_layer, n_layers;
+        const int32_t *pages; /* of blocks 0.. */
+    } group[MODEL_MAX_GROUPS];
+};
+/* `sink` sees each request as it leaves, on the step thread. Call before the first request. */
+void engine_trace_kv(struct engine *g,
+                     void (*sink)(void *arg, const struct engine_request *r,
+                                  const struct engine_kv_view *v),
+                     void *arg);
+
 #endif

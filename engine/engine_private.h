@@ -10,16 +10,17 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "draft/draft.h"
 #include "engine/engine.h"
+#include "model/batch.h"
 
 enum {
-    ENGINE_ROWS_A_SEQ =
-        1, /* rows of a generating sequence in a step: pending token + draft tokens */
-    ENGINE_PLAN_DRAFT_TOKENS = 8, /* draft tokens a round that a plan with a draft makes room for */
-    ENGINE_MIN_CHUNK = 16,        /* prompt rows of a step that has any, where others decode */
-    ENGINE_FIRST_CHUNK = 64,      /* the same while step times are not known */
-    ENGINE_MAX_BANNED = 8,        /* entries of kern_sample.banned */
-    ENGINE_MAX_GROUPS = 2,        /* layer groups of the target: shallow, deep */
+    ENGINE_DEFAULT_DRAFT_TOKENS = 8, /* most of a round: options.max_draft_tokens */
+    ENGINE_FAR_BEHIND = 64,  /* tokens that a draft may lag and still propose in this round */
+    ENGINE_MIN_CHUNK = 16,   /* prompt rows of a step that has any, where others decode */
+    ENGINE_FIRST_CHUNK = 64, /* the same while step times are not known */
+    ENGINE_MAX_BANNED = 8,   /* entries of kern_sample.banned */
+    ENGINE_MAX_GROUPS = 2,   /* layer groups of the target: shallow, deep */
     ENGINE_ERROR_BYTES = 256,
 };
 
@@ -37,8 +38,10 @@ struct engine_sizes {
     size_t weight_bytes, workspace_bytes;
     size_t batch_bytes, logits_bytes, history_bytes, sample_bytes; /* parts of the step's buffers */
     size_t batch_host_bytes;                                       /* the host's copies */
-    size_t draft_weight_bytes, draft_prob_bytes;                   /* of a plan with a draft */
-    int lookahead; /* tokens reserved beyond a sequence's own */
+    bool has_draft;
+    int draft_context, draft_layers;
+    struct proposer_options proposer;
+    struct proposer_sizes draft;
 };
 
 struct model_source;
@@ -63,12 +66,14 @@ struct engine_request {
     /* Set at submission. */
     struct verify_params params;
     int n_prompt, max_tokens; /* max_tokens: the effective one, n_prompt + max_tokens <= context */
-    uint64_t seed, salt;
+    uint64_t seed, salt, conversation;
     bool use_cache, has_penalties;
     void (*notify)(void *arg);
     void *notify_arg;
     int32_t *ids;                     /* [n_prompt + max_tokens]: prompt, then answer */
     struct engine_logprobs *logprobs; /* [max_tokens] or NULL */
+    uint8_t *drafted;                 /* [max_tokens] */
+    void *lookup_memory;              /* NULL: lookup is off for it */
     int64_t submitted_ns;
 
     /* Published by the step thread; the plain fields below `finish` are written before it. */
@@ -78,6 +83,8 @@ struct engine_request {
     int64_t finished_ns;
     int stop_idx, error_code;
     char error[ENGINE_ERROR_BYTES];
+    struct engine_speculation speculation;
+    enum engine_no_draft no_draft;
 
     /* Asked for by the owner. */
     atomic_bool cancel, paused;
@@ -93,6 +100,16 @@ struct engine_request {
     int n_rows; /* this step: rows, of which the last n_logits want logits */
     int n_logits;
     int first_logit; /* index of its first logits row */
+    int round_idx;   /* index of its round, where n_logits > 0 */
+    /* This round's proposal: n_draft tokens in ids, behind the committed ones. */
+    int n_draft;
+    int first_q; /* row of the draft's probabilities, -1: none needed */
+    enum draft_source source;
+    bool draft_nan; /* the draft's output held NaN */
+    int n_draft_kv; /* positions that the draft has seen; -1: this request has no draft */
+    struct draft_lookup lookup;
+    struct draft_rate rate[DRAFT_N_SOURCES];
+    struct draft_probe probe;
     bool news;
     enum engine_finish end; /* what `finish` will be, once on the done list */
     int64_t last_token_ns;
@@ -118,25 +135,17 @@ struct engine_request *engine__list_pop(struct engine_list *l);
 
 /* ---- The batch of a step (batch.c) ---- */
 
-/* An array that the host fills and the backend reads. */
-struct engine_array {
-    void *host, *dev;
-    size_t bytes; /* capacity */
-};
-
 struct engine_batch {
-    struct engine_array token, position, row_seq, seq_row, seq_n_rows, logit_row, sample;
-    struct engine_array slot_page[ENGINE_MAX_GROUPS], n_blocks[ENGINE_MAX_GROUPS];
-    int32_t *dev_list[ENGINE_MAX_GROUPS]; /* [max_seqs][max_blocks] */
-    int32_t *dev_block;                   /* the same shape: 0, 1, 2, ... in each list */
-    uint64_t *dev_kv_bytes;
+    struct model_batch pass;
     float *dev_logits;                             /* [max_logits][vocab] */
+    struct model_array sample;                     /* kern_sample [max_logits] */
+    struct model_array round, n_accepted;          /* kern_round, i32 [max_seqs] */
     struct kern_sampled *dev_sampled, *sampled;    /* [max_logits], backend's and host's */
     uint16_t *dev_prompt_count, *dev_output_count; /* [max_seqs][vocab] */
     uint16_t *count;                               /* [vocab], staging */
-    void *sample_scratch;
-    void *host_block, *dev_block_base; /* what everything above is carved from */
-    int n_gen, n_prompt, n_seqs, n_logits;
+    void *scratch;                                 /* of the decision */
+    void *host_block, *dev_block_base;             /* what everything above is carved from */
+    int n_rounds;
 };
 
 struct engine_costs {  /* running estimates of where a step's time goes */
@@ -153,6 +162,16 @@ void engine__batch_close(struct engine *g);
  */
 int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e);
 
+/* Enqueue the decision of the pass's rounds; after a sync, bring what was decided to the host. */
+int engine__batch_decide(struct engine *g, struct err *e);
+int engine__batch_fetch(struct engine *g, struct err *e);
+
+/* What a request's draws have in common; the position is the caller's. */
+struct kern_sample engine__sample_of(const struct engine *g, const struct engine_request *r);
+struct kern_history engine__history(const struct engine *g);
+/* Layers, arena, type and logits of a pass over the target. */
+void engine__describe_groups(const struct engine *g, struct model_pass *pass);
+
 /* Penalty counts of a request that was given a slot, and of one more token. */
 int engine__history_begin(struct engine *g, const struct engine_request *r, struct err *e);
 int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token,
@@ -160,11 +179,34 @@ int engine__history_add(struct engine *g, const struct engine_request *r, int32_
 
 /* ---- Schedule (schedule.c) ---- */
 
-/* Choose this step's rows: sets n_rows of each running request and g->turn in row order. Returns
- * rows. */
+/* Who generates in this step: g->turn, in the order of admission. Then, after they proposed, the
+ * rows of all: n_rows and n_logits of each, prompt chunks behind the generating ones. Returns rows.
+ */
+void engine__collect(struct engine *g);
 int engine__schedule(struct engine *g);
 void engine__costs_update(struct engine_costs *c, int n_gen, int n_prompt, double ns);
 int engine__prompt_budget(const struct engine_costs *c, int n_gen, int max_rows, double share);
+
+/* ---- Proposals (round.c) ---- */
+
+/* A request was admitted: its index, rates, what its draft has seen (n_draft_hit tokens, -1: it has
+ * none, for the reason `why`). */
+void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft_hit,
+                         enum engine_no_draft why);
+
+/* Set n_draft of every request of g->turn and write the tokens behind its committed ones. */
+int engine__propose(struct engine *g, struct err *e);
+
+/* A round was decided: n_accepted of its draft tokens, of which n_emitted were emitted. Counts it,
+ * and rolls both caches back to what is committed (r->n_kv). */
+void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted, int n_emitted);
+
+/* This request goes on without a draft. */
+void engine__drop_draft(struct engine *g, struct engine_request *r, enum engine_no_draft why);
+
+/* Measure one point of what passes cost, in an idle moment; false when all are known or nothing can
+ * be measured (calibrate.c). */
+bool engine__calibrate(struct engine *g);
 
 /* ---- Numbers (stats.c) ---- */
 
@@ -178,6 +220,7 @@ struct engine {
     struct engine_sizes sizes;
     struct kern *kern;
     struct model *model;
+    struct proposer *proposer; /* NULL: no draft model */
     struct tokenizer *tokenizer;
     const struct chat_family *chat;
     char chat_error[256];
@@ -186,7 +229,7 @@ struct engine {
     int vocab;                  /* ids that may be drawn: entries of the tokenizer, not padding */
     int eog[ENGINE_MAX_BANNED]; /* end tokens, the first of n_eog */
     int n_eog;
-    int pool_tokens; /* of one sequence in an empty pool */
+    int pool_tokens; /* of one sequence in an empty pool, without a draft */
     struct kvpool *pool;
     void *arena;
     struct engine_batch batch;
@@ -209,11 +252,22 @@ struct engine {
     int n_turn;
     int free_slot[ENGINE_MAX_SEQS], n_free_slots;
     struct engine_costs costs;
+    struct draft_costs passes;                /* of the choice of draft lengths */
+    struct draft_rate prior[DRAFT_N_SOURCES]; /* of all requests: what a new one starts from */
+    struct draft_bid bid[ENGINE_MAX_SEQS];
+    struct engine_request *bidder[ENGINE_MAX_SEQS];
+    struct proposer_turn draft_turn[ENGINE_MAX_SEQS];
+    struct engine_request *drafter[ENGINE_MAX_SEQS];
+    int n_calibrated;            /* points measured so far */
+    int64_t draft_ns, kernel_ns; /* of this step: in draft passes; in the backend's operations */
+    int64_t draft_pass_rows;     /* rows of this step's draft passes */
     struct engine_stats live;
     void (*trace)(void *arg, const struct engine_request *r, int position, const float *logits,
                   int n);
     void *trace_arg;
     float *trace_row; /* [vocab] */
+    void (*trace_kv)(void *arg, const struct engine_request *r, const struct engine_kv_view *v);
+    void *trace_kv_arg;
 
     pthread_mutex_t stats_lock;
     struct engine_stats published;

@@ -65,6 +65,9 @@ static int check_options(const struct engine *g, const struct engine_submit_opti
                          struct err *e) {
     int rc = verify_params_check(&o->params, e);
     if (rc) return rc;
+    if (o->params.draft_tokens > g->sizes.o.max_draft_tokens)
+        return err_raise(e, E_RANGE, "draft_tokens is %d, this engine makes room for 0..%d a round",
+                         o->params.draft_tokens, g->sizes.o.max_draft_tokens);
     if (o->n_prompt < 1 || !o->prompt) return err_raise(e, E_RANGE, "the prompt is empty");
     for (int i = 0; i < o->n_prompt; i++)
         if (o->prompt[i] < 0 || o->prompt[i] >= g->sizes.vocab)

@@ -16,11 +16,23 @@ const char *engine_finish_name(enum engine_finish f) {
     return (unsigned)f < sizeof names / sizeof *names ? names[f] : "unknown";
 }
 
+const char *engine_no_draft_name(enum engine_no_draft n) {
+    static const char *const names[] = {"", "no draft model", "off", "draft memory short",
+                                        "beyond the draft's context"};
+    return (unsigned)n < sizeof names / sizeof *names ? names[n] : "unknown";
+}
+
 /* 53 bits, so that every client language can hold the seed that `done` reports. */
 static uint64_t draw_seed(void) {
     uint64_t seed;
     if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) seed = (uint64_t)clock_ns();
     return seed >> 11;
+}
+
+/* May prompt lookup propose for it? */
+static bool looks_up(const struct engine *g, const struct verify_params *p) {
+    int n = p->draft_tokens == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens : p->draft_tokens;
+    return g->sizes.o.lookup && p->lookup && n != 0 && g->sizes.o.max_draft_tokens > 0;
 }
 
 int engine__request_make(const struct engine *g, const struct engine_submit_options *o,
@@ -32,6 +44,8 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     r->max_tokens = max_tokens;
     r->seed = o->params.has_seed ? o->params.seed : draw_seed();
     r->salt = o->salt;
+    r->conversation = o->conversation;
+    r->n_draft_kv = r->first_q = -1;
     r->use_cache = !o->no_prefix_cache;
     r->has_penalties = o->params.repetition_penalty != 1 || o->params.presence_penalty != 0 ||
                        o->params.frequency_penalty != 0;
@@ -44,7 +58,11 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     if (rc) goto fail;
     r->ids = malloc(n * sizeof *r->ids);
     if (o->params.logprobs >= 0) r->logprobs = malloc((size_t)max_tokens * sizeof *r->logprobs);
-    if (!r->ids || (o->params.logprobs >= 0 && !r->logprobs)) {
+    r->drafted = calloc((size_t)max_tokens, 1);
+    bool lookup = looks_up(g, &o->params);
+    if (lookup) r->lookup_memory = malloc(draft_lookup_bytes(o->n_prompt + max_tokens));
+    if (!r->ids || !r->drafted || (lookup && !r->lookup_memory) ||
+        (o->params.logprobs >= 0 && !r->logprobs)) {
         rc = err_raise(e, E_NOMEM,
                        "no memory for a request of %d prompt tokens and %d answer tokens",
                        o->n_prompt, max_tokens);
@@ -65,6 +83,8 @@ void engine__request_unref(struct engine_request *r) {
     verify_text_deinit(&r->text);
     free(r->ids);
     free(r->logprobs);
+    free(r->drafted);
+    free(r->lookup_memory);
     free(r);
 }
 
@@ -82,6 +102,7 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
     out->n_tokens = atomic_load_explicit(&r->n_tokens, memory_order_acquire);
     out->tokens = r->ids + r->n_prompt;
     out->logprobs = r->logprobs;
+    out->drafted = r->drafted;
     out->n_prompt = r->n_prompt;
     out->n_cached_prompt = atomic_load_explicit(&r->n_cached_prompt, memory_order_relaxed);
     out->seed = r->seed;
@@ -91,6 +112,8 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
     out->stop_idx = -1;
     out->error = "";
     if (out->finish == ENGINE_RUNNING) return;
+    out->speculation = r->speculation;
+    out->no_draft = r->no_draft;
     out->finished_ns = r->finished_ns;
     out->stop_idx = r->stop_idx;
     out->error_code = r->error_code;

@@ -1,8 +1,8 @@
 /* Which rows a step computes. Every generating sequence that is not paused has its rows in each
- * step; prompt rows fill a share of the step's time beside them, so that a long prompt slows the
- * others' streams by a known factor and no more. The share is turned into rows by running estimates
- * of what a step of n generated rows and what one prompt row cost. How rows are cut changes no
- * row's result (kernels.h), only when it comes. */
+ * step, the pending token and its draft tokens; prompt rows fill a share of the step's time beside
+ * them, so that a long prompt slows the others' streams by a known factor and no more. The share is
+ * turned into rows by running estimates of what a step of n generated rows and what one prompt row
+ * cost. How rows are cut changes no row's result (kernels.h), only when it comes. */
 #include "engine/engine_private.h"
 
 enum { N_GEN_BUCKETS = 16 };
@@ -80,21 +80,29 @@ static void deal(struct engine_request **prefill, int n, int budget) {
     }
 }
 
-int engine__schedule(struct engine *g) {
-    struct engine_request *prefill[ENGINE_MAX_SEQS];
-    int n_prefill = 0, n_gen = 0, n_rows = 0;
+void engine__collect(struct engine *g) {
     g->n_turn = 0;
     for (int i = 0; i < g->n_running; i++) {
         struct engine_request *r = g->running[i];
-        r->n_rows = r->n_logits = 0;
-        if (atomic_load_explicit(&r->paused, memory_order_acquire)) continue;
-        if (!engine__decodes(r)) {
-            prefill[n_prefill++] = r;
-            continue;
-        }
-        r->n_rows = r->n_logits = r->n_prompt + r->n_out - r->n_kv;
-        n_gen += r->n_rows;
+        r->n_rows = r->n_logits = r->n_draft = 0;
+        r->first_q = -1;
+        if (!engine__decodes(r) || atomic_load_explicit(&r->paused, memory_order_acquire)) continue;
         g->turn[g->n_turn++] = r;
+    }
+}
+
+int engine__schedule(struct engine *g) {
+    struct engine_request *prefill[ENGINE_MAX_SEQS];
+    int n_prefill = 0, n_gen = 0, n_rows = 0;
+    for (int i = 0; i < g->n_turn; i++) {
+        struct engine_request *r = g->turn[i];
+        r->n_rows = r->n_logits = r->n_prompt + r->n_out - r->n_kv + r->n_draft;
+        n_gen += r->n_rows;
+    }
+    for (int i = 0; i < g->n_running; i++) {
+        struct engine_request *r = g->running[i];
+        if (engine__decodes(r) || atomic_load_explicit(&r->paused, memory_order_acquire)) continue;
+        prefill[n_prefill++] = r;
     }
     deal(prefill, n_prefill,
          engine__prompt_budget(&g->costs, n_gen, g->sizes.o.max_rows, g->sizes.o.prefill_share));

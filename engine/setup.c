@@ -16,6 +16,8 @@ void engine_options_default(struct engine_options *o) {
     o->max_queue = -1;
     o->select_layer = -1;
     o->prefix_cache = true;
+    o->draft_tokens = VERIFY_DRAFT_AUTO;
+    o->lookup = true;
 }
 
 static int check_int(const char *name, int value, int lo, int hi, struct err *e) {
@@ -33,14 +35,26 @@ static int fill_options(struct engine_options *o, const struct model_config *c, 
     if (o->max_queue == 0) o->max_queue = 1;
     if (o->prefill_share == 0) o->prefill_share = 0.5;
     if (o->select_layer < 0) o->select_layer = (3 * c->n_layers + 8) / 16;
+    if (o->max_draft_tokens == 0)
+        o->max_draft_tokens = o->draft_tokens > ENGINE_DEFAULT_DRAFT_TOKENS
+                                  ? o->draft_tokens
+                                  : ENGINE_DEFAULT_DRAFT_TOKENS;
     int rc = check_int("context", o->context, 2, c->context, e);
     if (!rc) rc = check_int("max_rows", o->max_rows, ENGINE_MIN_CHUNK, KERN_MAX_ROWS, e);
     if (!rc) rc = check_int("max_seqs", o->max_seqs, 1, ENGINE_MAX_SEQS, e);
     if (!rc) rc = check_int("select_layer", o->select_layer, 0, c->n_layers, e);
-    if (!rc && o->max_rows <= o->max_seqs * ENGINE_ROWS_A_SEQ)
+    if (!rc) rc = check_int("max_draft_tokens", o->max_draft_tokens, 1, KERN_MAX_DRAFT, e);
+    if (!rc && o->draft_tokens != VERIFY_DRAFT_AUTO)
+        rc = check_int("draft_tokens", o->draft_tokens, 0, o->max_draft_tokens, e);
+    if (!rc && o->max_rows <= o->max_seqs)
         rc = err_raise(e, E_RANGE,
                        "max_rows is %d; %d sequences at once need more than %d rows a step",
-                       o->max_rows, o->max_seqs, o->max_seqs * ENGINE_ROWS_A_SEQ);
+                       o->max_rows, o->max_seqs, o->max_seqs);
+    if (!rc && o->draft_window != 0 &&
+        (o->draft_window < 2 * KVPOOL_BLOCK || o->draft_window % KVPOOL_BLOCK != 0))
+        rc = err_raise(e, E_RANGE,
+                       "draft_window is %d, allowed are 0 (everything) and multiples of %d from %d",
+                       o->draft_window, KVPOOL_BLOCK, 2 * KVPOOL_BLOCK);
     if (!rc && !(o->prefill_share > 0 && o->prefill_share <= 1))
         rc = err_raise(e, E_RANGE, "prefill_share is %g, allowed is (0, 1]", o->prefill_share);
     return rc;
@@ -101,13 +115,14 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
                      struct err *e) {
     struct plan_input in = {
         .target_weight_bytes = s->weight_bytes,
-        .draft_weight_bytes = s->draft_weight_bytes,
-        .draft_prob_bytes = s->draft_prob_bytes,
-        .workspace_bytes = s->workspace_bytes,
+        .draft_weight_bytes = s->draft.weight_bytes,
+        .draft_prob_bytes = s->draft.prob_bytes,
+        .workspace_bytes = s->workspace_bytes + s->draft.workspace_bytes,
         .logits_bytes = s->logits_bytes,
-        .host_bytes = s->batch_host_bytes,
+        .host_bytes = s->batch_host_bytes + s->draft.host_bytes,
         .margin_bytes = s->o.kv_memory_bytes ? 0 : max_size(free_bytes / 10, MIN_MARGIN_BYTES),
-        .extra = {{"batch", s->batch_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, "rows, block lists"},
+        .extra = {{"batch", s->batch_bytes + s->draft.batch_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
+                   "rows, block lists"},
                   {"sampling", s->sample_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, NULL},
                   {"penalty counts", s->history_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "touched by requests with penalties only"}},
@@ -116,9 +131,9 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
         .budget_bytes = free_bytes,
         .device_is_host = unified,
         .context = s->o.context,
-        /* Without a draft 0: the last answer token has no K and V, its place is the row of
-           look-ahead. */
-        .lookahead = s->lookahead,
+        /* A round never drafts beyond max_tokens, and the last answer token has no K and V: what a
+           sequence reserves for itself holds every row. */
+        .lookahead = 0,
         .max_rows = s->o.max_rows,
     };
     in.pool.arena_bytes = s->o.kv_memory_bytes;
@@ -129,23 +144,38 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
 }
 
 /* What a draft beside the target takes: its weights, its workspace, dense pages of all its layers,
- * the probabilities that acceptance needs, and places for the tokens of a round. */
-static int add_draft(struct engine_sizes *s, const struct model_source *draft, const struct kern *k,
-                     struct err *e) {
+ * the distributions that acceptance needs. A draft of a shorter context is no error: it stops
+ * proposing there. */
+static int add_draft(struct engine_sizes *s, const struct model_source *src,
+                     const struct model_source *draft, const struct kern *k, struct err *e) {
     const struct model_config *c = model_source_config(draft);
-    size_t workspace = 0, n = (size_t)s->o.max_seqs * ENGINE_PLAN_DRAFT_TOKENS;
-    int rc = model_weight_bytes(draft, k, &s->draft_weight_bytes, e);
-    if (!rc) rc = model_workspace_bytes(c, k, &s->caps, &workspace, e);
-    if (rc) return err_prefix(e, rc, "draft");
-    s->workspace_bytes += workspace;
-    s->draft_prob_bytes = n * (size_t)c->vocab * sizeof(float);
+    const struct model_borrow borrow = {.target_src = src};
+    s->has_draft = true;
+    s->draft_context = c->context;
+    s->draft_layers = c->n_layers;
+    s->proposer = (struct proposer_options){
+        .max_seqs = s->o.max_seqs,
+        .max_draft = s->o.max_draft_tokens,
+        .max_rows = s->o.max_rows,
+        .max_blocks = s->pool.max_blocks,
+        .vocab = s->vocab, /* the tokenizer's count, once it is open */
+        .window = s->o.draft_window,
+        .kv_dtype = s->kv_dtype,
+    };
     s->pool.shape[KVPOOL_DRAFT] = (struct kvpool_page_shape){
         .n_layers = c->n_layers,
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
         .elem_bytes = (int)kern_dtype_block_bytes(s->kv_dtype),
     };
-    return 0;
+    int rc = proposer_sizes(&s->draft, &s->proposer, draft, &borrow, k, e);
+    return rc ? err_prefix(e, rc, "draft") : 0;
+}
+
+/* Rows of a pass that want logits: every sequence with a full round, but no more than rows. */
+static int max_logits(const struct engine_options *o) {
+    int n = o->max_seqs * (1 + (o->draft_tokens == 0 ? 0 : o->max_draft_tokens));
+    return n < o->max_rows ? n : o->max_rows;
 }
 
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
@@ -159,19 +189,18 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     if (rc) return rc;
     s->vocab = c->vocab;
     s->pool.max_seqs = s->o.max_seqs;
-    s->lookahead = draft ? ENGINE_PLAN_DRAFT_TOKENS + 1 : 0;
-    s->pool.max_blocks = (s->o.context + s->lookahead + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
+    s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
     split_layers(s, c);
     s->caps = (struct model_caps){
         .max_rows = s->o.max_rows,
         .max_seqs = s->o.max_seqs,
         .max_blocks = s->pool.max_blocks,
-        .max_logits = s->o.max_seqs * (draft ? ENGINE_PLAN_DRAFT_TOKENS + 1 : ENGINE_ROWS_A_SEQ),
+        .max_logits = max_logits(&s->o),
     };
-    rc = model_weight_bytes(src, k, &s->weight_bytes, e);
+    rc = model_weight_bytes(src, NULL, k, &s->weight_bytes, e);
     if (!rc) rc = model_workspace_bytes(c, k, &s->caps, &s->workspace_bytes, e);
     if (rc) return rc;
-    if (draft && (rc = add_draft(s, draft, k, e)) != 0) return rc;
+    if (draft && (rc = add_draft(s, src, draft, k, e)) != 0) return rc;
     engine__batch_sizes(s, k);
     return make_plan(s, plan, device_free_bytes, !strcmp(k->ops->backend, "cpu"), e);
 }

@@ -1,6 +1,6 @@
-/* The step thread: take what was submitted, admit, compute one batch, commit, publish. Between
- * allocguard_enter and allocguard_leave nothing is allocated or freed; owners are told and memory
- * is let go after it. */
+/* The step thread: take what was submitted, admit, propose, compute one batch, commit, publish.
+ * Between allocguard_enter and allocguard_leave nothing is allocated or freed; owners are told and
+ * memory is let go after it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,15 +21,31 @@ static void retire(struct engine *g, struct engine_request *r, enum engine_finis
     engine__list_push(&g->done, r);
 }
 
+static void trace_kv(struct engine *g, const struct engine_request *r) {
+    struct engine_kv_view v = {.arena = g->arena,
+                               .n_kv = r->n_kv,
+                               .dtype = g->sizes.kv_dtype,
+                               .n_groups = g->sizes.n_groups};
+    for (int i = 0, n; i < v.n_groups; i++) {
+        v.group[i].first_layer = g->sizes.group_first[i];
+        v.group[i].n_layers = g->sizes.group_layers[i];
+        v.group[i].pages = kvpool_seq_pages(g->pool, r->seq, g->sizes.group_class[i], &n);
+    }
+    allocguard_leave(); /* the sink is a test's */
+    g->trace_kv(g->trace_kv_arg, r, &v);
+    allocguard_enter();
+}
+
 /* Take running[idx] out: its finished blocks stay in the cache, its pages and reservation go back.
  */
 static void leave(struct engine *g, int idx, enum engine_finish end) {
     struct engine_request *r = g->running[idx];
     if (r->use_cache && end != ENGINE_FAILED) {
         int n_prompt_kv = r->n_kv < r->n_prompt ? r->n_kv : r->n_prompt;
-        kvpool_seq_register(g->pool, r->seq, r->ids, n_prompt_kv, KVPOOL_PROMPT, r->salt);
-        kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_GENERATED, r->salt);
+        kvpool_seq_register(g->pool, r->seq, r->ids, n_prompt_kv, KVPOOL_PROMPT);
+        kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_GENERATED);
     }
+    if (g->trace_kv) trace_kv(g, r);
     kvpool_seq_close(g->pool, r->seq);
     g->free_slot[g->n_free_slots++] = r->slot;
     g->n_running--;
@@ -70,17 +86,60 @@ static void drop_cancelled(struct engine *g) {
             leave(g, i, ENGINE_CANCELLED);
 }
 
+/* The youngest running request that has a draft goes on without; false where none has. */
+static bool take_back_draft(struct engine *g) {
+    for (int i = g->n_running - 1; i >= 0; i--) {
+        struct engine_request *r = g->running[i];
+        if (r->n_draft_kv < 0 || !kvpool_seq_has_draft(g->pool, r->seq)) continue;
+        engine__drop_draft(g, r, ENGINE_DRAFT_MEMORY);
+        return true;
+    }
+    return false;
+}
+
+/* A place in the pool, with a draft where there is one and room for it. Room for the sequence
+ * itself goes before everybody's drafts. */
+static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int *n_draft_hit,
+                    enum engine_no_draft *why, struct err *e) {
+    struct kvpool_want want = {
+        .n_tokens = r->n_prompt + r->max_tokens,
+        .prompt = r->use_cache ? r->ids : NULL,
+        .n_prompt = r->use_cache ? r->n_prompt : 0,
+        .salt = r->salt,
+        .conversation = r->conversation,
+    };
+    bool off = (r->params.draft_tokens == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens
+                                                               : r->params.draft_tokens) == 0;
+    *why = !g->proposer ? ENGINE_DRAFT_NONE : off ? ENGINE_DRAFT_OFF : ENGINE_DRAFT_OK;
+    if (*why == ENGINE_DRAFT_OK && r->n_prompt >= g->sizes.draft_context)
+        *why = ENGINE_DRAFT_CONTEXT;
+    if (*why == ENGINE_DRAFT_OK) {
+        int n = want.n_tokens < g->sizes.draft_context ? want.n_tokens : g->sizes.draft_context;
+        want.with_draft = true;
+        want.draft_blocks = proposer_blocks(&g->sizes.proposer, n);
+        int rc = kvpool_seq_open(g->pool, &want, &r->seq, n_hit, n_draft_hit, e);
+        if (rc != E_FULL && rc != E_TOO_LONG) return rc;
+        *why = ENGINE_DRAFT_MEMORY;
+        want.with_draft = false;
+        want.draft_blocks = 0;
+    }
+    int rc;
+    do rc = kvpool_seq_open(g->pool, &want, &r->seq, n_hit, n_draft_hit, e);
+    while (rc == E_FULL && take_back_draft(g));
+    *n_draft_hit = -1;
+    return rc;
+}
+
 /* First in, first out: while the head of the queue has no room, nobody behind it is let past, so
  * that a long request is not starved by short ones. The last answer token never gets K and V of its
- * own, so that n_prompt + max_tokens already holds one row of look-ahead. */
+ * own and a round never drafts beyond max_tokens, so that n_prompt + max_tokens holds every row. */
 static void admit(struct engine *g) {
     while (g->waiting.head && g->n_running < g->sizes.o.max_seqs) {
         struct engine_request *r = g->waiting.head;
         struct err e = {0};
-        int n_hit = 0;
-        int rc = kvpool_seq_open(g->pool, r->n_prompt + r->max_tokens, false,
-                                 r->use_cache ? r->ids : NULL, r->use_cache ? r->n_prompt : 0,
-                                 r->salt, &r->seq, &n_hit, &e);
+        int n_hit = 0, n_draft_hit = -1;
+        enum engine_no_draft why;
+        int rc = open_seq(g, r, &n_hit, &n_draft_hit, &why, &e);
         if (rc == E_FULL) return;
         engine__list_pop(&g->waiting);
         atomic_fetch_sub(&g->n_waiting, 1);
@@ -91,6 +150,8 @@ static void admit(struct engine *g) {
             retire(g, r, ENGINE_FAILED);
             continue;
         }
+        g->live.n_draft_starved += why == ENGINE_DRAFT_MEMORY;
+        engine__round_begin(g, r, n_draft_hit, why);
         r->slot = g->free_slot[--g->n_free_slots];
         r->n_kv = n_hit;
         g->running[g->n_running++] = r;
@@ -122,9 +183,21 @@ static void trace(struct engine *g) {
     }
 }
 
-/* Compute the rows of g->turn and draw the tokens of those that want one, into batch.sampled. */
+/* A pass of generated rows alone tells what such passes cost, and each request its share. */
+static void note_cost(struct engine *g, int64_t ns) {
+    double kv = 0;
+    int rows = g->batch.pass.n_gen;
+    for (int i = 0; i < g->n_turn; i++) {
+        struct engine_request *r = g->turn[i];
+        kv += r->n_kv + r->n_rows;
+        r->speculation.verify_ns += ns * r->n_rows / rows;
+    }
+    g->live.speculation.verify_ns += ns;
+    draft_cost_observe(&g->passes.target, rows, kv, (double)ns);
+}
+
+/* Compute the rows of g->turn and decide the rounds of those that want a token. */
 static int compute(struct engine *g, struct err *e) {
-    struct engine_batch *b = &g->batch;
     struct kern *k = g->kern;
     struct model_pass pass;
     for (int i = 0; i < g->n_turn; i++)
@@ -132,21 +205,14 @@ static int compute(struct engine *g, struct err *e) {
             kvpool_seq_extend(g->pool, g->turn[i]->seq, g->sizes.group_class[c],
                               g->turn[i]->n_kv + g->turn[i]->n_rows);
     int rc = engine__batch_build(g, &pass, e);
+    int64_t start = clock_ns();
     if (!rc) rc = model_forward(g->model, &pass, e);
-    if (!rc && b->n_logits > 0) {
-        struct kern_history history = {b->dev_prompt_count, b->dev_output_count,
-                                       (size_t)g->sizes.vocab};
-        rc = k->ops->sample(k, b->n_logits, g->vocab, b->dev_logits, (size_t)g->sizes.vocab,
-                            b->sample.dev, &history, b->sample_scratch, b->dev_sampled, NULL);
-        if (rc) err_raise(e, rc, "sampling of %d rows failed", b->n_logits);
-    }
+    if (!rc) rc = engine__batch_decide(g, e);
     if (!rc) rc = k->ops->sync(k, e);
-    if (!rc && b->n_logits > 0)
-        rc = k->ops->download(k, b->sampled, b->dev_sampled,
-                              (size_t)b->n_logits * sizeof *b->sampled, e);
-    uint64_t kv_bytes = 0;
-    if (!rc) rc = k->ops->download(k, &kv_bytes, b->dev_kv_bytes, sizeof kv_bytes, e);
-    g->live.kv_bytes_read += kv_bytes;
+    int64_t ns = clock_ns() - start;
+    g->kernel_ns += ns;
+    if (!rc) rc = engine__batch_fetch(g, e);
+    if (!rc && g->batch.pass.n_prompt == 0) note_cost(g, ns);
     if (!rc && g->trace) trace(g);
     return rc;
 }
@@ -174,7 +240,8 @@ static void count_latency(struct engine *g, struct engine_request *r, int64_t no
 /* Append one drawn token. Returns how the request ends, ENGINE_RUNNING where it goes on. A token
  * that ends the answer is counted like any other; its text is cut by verify_text. */
 static enum engine_finish commit_token(struct engine *g, struct engine_request *r,
-                                       const struct kern_sampled *s, int64_t now, struct err *e) {
+                                       const struct kern_sampled *s, bool drafted, int64_t now,
+                                       struct err *e) {
     if (s->token < 0) {
         err_raise(e, E_NUMERIC,
                   "the model's output at position %d holds values that are no numbers",
@@ -183,6 +250,7 @@ static enum engine_finish commit_token(struct engine *g, struct engine_request *
     }
     ASSERT(r->n_out < r->max_tokens && s->token < g->vocab);
     if (r->logprobs) keep_logprobs(r, s);
+    r->drafted[r->n_out] = drafted;
     r->ids[r->n_prompt + r->n_out++] = s->token;
     r->news = true;
     g->live.n_generated_tokens++;
@@ -196,39 +264,75 @@ static enum engine_finish commit_token(struct engine *g, struct engine_request *
     return r->n_out == r->max_tokens ? ENGINE_LENGTH : ENGINE_RUNNING;
 }
 
-/* The rows of `r` ran: their K and V count now, then the drawn token. */
+/* The rows of `r` ran and its round was decided: emit the accepted run and the token that the
+ * target added, up to where the answer ends; then K and V of what was emitted count, the newest
+ * token, which has none yet, left out. The one place where cursors move forward. */
 static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     struct err e = {0};
-    r->n_kv += r->n_rows;
-    if (r->n_logits == 0) return;
-    if (r->use_cache && r->n_kv == r->n_prompt)
-        kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT, r->salt);
-    enum engine_finish end =
-        commit_token(g, r, &g->batch.sampled[r->first_logit + r->n_logits - 1], now, &e);
+    if (r->n_logits == 0) {
+        r->n_kv += r->n_rows;
+        return;
+    }
+    int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_emitted = 0;
+    const struct kern_sampled *run = &g->batch.sampled[r->first_logit];
+    enum engine_finish end = ENGINE_RUNNING;
+    ASSERT(n_accepted >= 0 && n_accepted <= r->n_draft);
+    if (r->use_cache && !engine__decodes(r))
+        kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT);
+    for (int i = 0; i <= n_accepted && end == ENGINE_RUNNING; i++) {
+        end = commit_token(g, r, &run[i], i < n_accepted, now, &e);
+        n_emitted += i < n_accepted && end != ENGINE_FAILED;
+    }
+    r->n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
+    engine__round_end(g, r, n_accepted, n_emitted);
     if (end == ENGINE_FAILED) fail(g, find_running(g, r), e.code, e.message);
     else if (end != ENGINE_RUNNING) leave(g, find_running(g, r), end);
     else atomic_store_explicit(&r->n_tokens, r->n_out, memory_order_release);
+}
+
+/* A draft whose output holds NaN ends its request, nobody else's. */
+static void fail_broken_drafts(struct engine *g) {
+    for (int i = g->n_turn - 1; i >= 0; i--) {
+        struct engine_request *r = g->turn[i];
+        char text[ENGINE_ERROR_BYTES];
+        if (!r->draft_nan) continue;
+        snprintf(text, sizeof text,
+                 "the draft's output behind position %d holds values that are no numbers",
+                 r->n_prompt + r->n_out - 1);
+        fail(g, find_running(g, r), E_NUMERIC, text);
+        g->n_turn--;
+        memmove(&g->turn[i], &g->turn[i + 1], (size_t)(g->n_turn - i) * sizeof g->turn[0]);
+    }
 }
 
 /* One step; false where nothing could be done. */
 static bool step(struct engine *g) {
     drop_cancelled(g);
     admit(g);
-    int n_rows = engine__schedule(g);
-    if (n_rows == 0) return g->done.head != NULL;
     struct err e = {0};
     int64_t start = clock_ns();
-    int rc = compute(g, &e);
+    g->kernel_ns = 0;
+    engine__collect(g);
+    int rc = engine__propose(g, &e);
+    fail_broken_drafts(g);
+    int n_rows = engine__schedule(g);
+    if (n_rows == 0) return g->done.head != NULL;
+    int64_t pass_start = clock_ns();
+    if (!rc) rc = compute(g, &e);
     int64_t end = clock_ns();
     for (int i = 0; i < g->n_turn; i++) {
         if (rc) fail(g, find_running(g, g->turn[i]), rc, e.message);
         else commit(g, g->turn[i], end);
     }
     if (!rc)
-        engine__costs_update(&g->costs, g->batch.n_gen, g->batch.n_prompt, (double)(end - start));
+        engine__costs_update(&g->costs, g->batch.pass.n_gen, g->batch.pass.n_prompt,
+                             (double)(end - pass_start));
+    int64_t ns = clock_ns() - start;
     g->live.n_steps++;
     g->live.n_rows += (uint64_t)n_rows;
-    g->live.step_seconds += (double)(clock_ns() - start) / 1e9;
+    g->live.step_seconds += (double)ns / 1e9;
+    g->live.overhead_seconds += (double)(ns - g->kernel_ns) / 1e9;
+    g->live.speculation.draft_ns += g->draft_ns;
     return true;
 }
 
@@ -265,7 +369,7 @@ void *engine__thread(void *arg) {
         allocguard_enter();
         bool closing = engine__take_inbox(g), worked = false;
         if (closing) abort_all(g);
-        else worked = step(g);
+        else worked = step(g) || engine__calibrate(g);
         allocguard_leave();
         deliver(g);
         if (closing) return NULL;

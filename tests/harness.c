@@ -43,6 +43,10 @@ const char *test_golden(const char *name) {
     return existing(path, "golden file");
 }
 
+const char *test_default_draft(void) {
+    return existing("draft/default-draft.gguf", "default draft");
+}
+
 const char *test_default_target(void) {
     return existing("models/SmolLM2-135M-Instruct.Q4_1.gguf", "default target");
 }

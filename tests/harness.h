@@ -38,6 +38,7 @@ __attribute__((noreturn)) void test_skip(const char *why);
  * models/). Static buffer. Fails the test where the file is missing. */
 const char *test_golden(const char *name);
 const char *test_default_target(void);
+const char *test_default_draft(void);
 
 /* |got - want| <= tolerance, both printed on failure. */
 #define assert_near(got, want, tolerance)                                                          \

@@ -1,0 +1,242 @@
+/* A round's two ends: before the target's pass, who proposes how many draft tokens; after the
+ * decision, what that taught, and the rollback of both caches to exactly the committed tokens. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "engine/engine_private.h"
+
+static int n_tokens(const struct engine_request *r) {
+    return r->n_prompt + r->n_out;
+}
+
+/* ---- A request's beginning ---- */
+
+void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft_hit,
+                         enum engine_no_draft why) {
+    r->n_draft_kv = n_draft_hit;
+    r->no_draft = why;
+    r->probe = (struct draft_probe){0};
+    for (int i = 0; i < DRAFT_N_SOURCES; i++) draft_rate_init(&r->rate[i], &g->prior[i]);
+    if (r->lookup_memory)
+        draft_lookup_init(&r->lookup, r->lookup_memory, r->n_prompt + r->max_tokens);
+}
+
+void engine__drop_draft(struct engine *g, struct engine_request *r, enum engine_no_draft why) {
+    kvpool_seq_drop_draft(g->pool, r->seq);
+    r->n_draft_kv = -1;
+    r->no_draft = why;
+    g->live.n_draft_starved += why == ENGINE_DRAFT_MEMORY;
+}
+
+/* ---- Bids ---- */
+
+/* Most draft tokens that this round may hold: what the request still may emit, less the token that
+ * the target adds itself. The same bound keeps every row inside the reservation and the context. */
+static int most_tokens(const struct engine *g, const struct engine_request *r) {
+    int most = g->sizes.o.max_draft_tokens, left = r->max_tokens - r->n_out - 1;
+    return left < most ? left : most;
+}
+
+/* The draft processes all but the last token that it proposes. */
+static int most_by_model(const struct engine *g, const struct engine_request *r, int most) {
+    if (r->n_draft_kv < 0) return 0;
+    int room = g->sizes.draft_context - n_tokens(r) + 1;
+    return room < most ? (room > 0 ? room : 0) : most;
+}
+
+static int setting(const struct engine *g, const struct engine_request *r) {
+    int n = r->params.draft_tokens;
+    return n == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens : n;
+}
+
+/* Lookup writes its tokens where draft tokens go; the model's overwrite them where it is chosen. */
+static int ask_lookup(struct engine_request *r, int most, int *n_match) {
+    *n_match = 0;
+    if (!r->lookup_memory || most <= 0) return 0;
+    draft_lookup_extend(&r->lookup, r->ids, n_tokens(r));
+    return draft_lookup_propose(&r->lookup, r->ids, n_tokens(r), most, r->ids + n_tokens(r),
+                                n_match);
+}
+
+/* Requests of the turn that may speculate, as bids; the others' rows and positions are summed. */
+static int make_bids(struct engine *g, int *n_other, double *other_kv) {
+    int n = 0;
+    *n_other = 0;
+    *other_kv = 0;
+    for (int i = 0; i < g->n_turn; i++) {
+        struct engine_request *r = g->turn[i];
+        int most = most_tokens(g, r), wanted = setting(g, r);
+        r->n_draft = 0;
+        r->first_q = -1;
+        r->draft_nan = false;
+        if (wanted != VERIFY_DRAFT_AUTO && wanted < most) most = wanted;
+        if (r->n_draft_kv >= g->sizes.draft_context) engine__drop_draft(g, r, ENGINE_DRAFT_CONTEXT);
+        struct draft_bid *b = &g->bid[n];
+        int n_match, n_found = ask_lookup(r, most, &n_match);
+        if (most > 0)
+            *b = (struct draft_bid){.max_model = most_by_model(g, r, most),
+                                    .max_lookup = n_found,
+                                    .n_match = n_match,
+                                    .kv_tokens = n_tokens(r),
+                                    .n_lag = n_tokens(r) - r->n_draft_kv,
+                                    .rate = r->rate,
+                                    .probe = &r->probe,
+                                    .forced = wanted == VERIFY_DRAFT_AUTO ? -1 : most};
+        if (most <= 0 || (b->max_model == 0 && b->max_lookup == 0)) {
+            ++*n_other;
+            *other_kv += n_tokens(r);
+            continue;
+        }
+        /* Far behind, the question is whether to catch up at all: asked as if it had. */
+        if (b->n_lag > ENGINE_FAR_BEHIND) b->n_lag = 1;
+        g->bidder[n++] = r;
+    }
+    return n;
+}
+
+/* ---- The model's turn ---- */
+
+static void observe(void *arg, const struct proposer_pass *pass) {
+    struct engine *g = arg;
+    g->draft_ns += pass->ns;
+    g->kernel_ns += pass->kernel_ns;
+    g->draft_pass_rows += pass->n_rows;
+    if (!pass->prompt)
+        draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
+}
+
+/* Rows that all drafts together may catch up in this step: as many as take the time that prompt
+ * rows may take, a draft's row being cheaper by the layers that it lacks. */
+static int catch_up_budget(const struct engine *g) {
+    const struct engine_sizes *z = &g->sizes;
+    long long n = engine__prompt_budget(&g->costs, g->n_turn, z->o.max_rows, z->o.prefill_share);
+    n = n * model_get_config(g->model)->n_layers / z->draft_layers;
+    return n < z->proposer.max_rows ? (int)n : z->proposer.max_rows;
+}
+
+/* Turn the bids that the model won into its turns. Who is far behind gets what is left of the
+ * budget to catch up, first come first served, and proposes nothing yet. */
+static int fill_turns(struct engine *g, int n_bids) {
+    int n = 0, rows = 0, budget = catch_up_budget(g);
+    for (int far = 0; far < 2; far++) {
+        for (int i = 0; i < n_bids; i++) {
+            struct engine_request *r = g->bidder[i];
+            const struct draft_bid *b = &g->bid[i];
+            if (b->source != DRAFT_BY_MODEL || b->n_draft == 0) continue;
+            int lag = n_tokens(r) - r->n_draft_kv, most = lag;
+            if ((lag > ENGINE_FAR_BEHIND) != far) continue;
+            int room = far ? budget - rows : g->sizes.proposer.max_rows - rows;
+            if (most > room) most = room;
+            if (most <= 0) continue;
+            rows += most;
+            g->drafter[n] = r;
+            g->draft_turn[n++] = (struct proposer_turn){
+                .seq = r->seq,
+                .ids = r->ids,
+                .n_tokens = n_tokens(r),
+                .n_rows = most,
+                .n_draft = most == lag ? b->n_draft : 0,
+                .sample = engine__sample_of(g, r),
+                .min_position = r->n_prompt + r->params.min_tokens,
+                .stop_at_eog = !r->params.ignore_eos,
+                .wants_probs = r->params.temperature > 0 && r->params.coupling != VERIFY_GUMBEL,
+                .n_kv = r->n_draft_kv,
+            };
+        }
+    }
+    return n;
+}
+
+static void take_proposal(struct engine_request *r, const struct proposer_turn *t) {
+    r->n_draft_kv = t->n_kv;
+    r->source = DRAFT_BY_MODEL;
+    r->n_draft = t->n_proposed;
+    r->first_q = t->first_q;
+    memcpy(r->ids + n_tokens(r), t->token, (size_t)t->n_proposed * sizeof *t->token);
+    if (t->n_proposed > 0 && t->token[t->n_proposed - 1] < 0) {
+        r->draft_nan = true;
+        r->n_draft = 0;
+    }
+}
+
+/* A draft's time belongs to requests by the rows that they had in it. */
+static void share_time(struct engine *g, int n_turns) {
+    for (int i = 0; i < n_turns && g->draft_pass_rows > 0; i++) {
+        const struct proposer_turn *t = &g->draft_turn[i];
+        int rows = t->n_rows + (t->n_proposed > 0 ? t->n_proposed - 1 : 0);
+        g->drafter[i]->speculation.draft_ns += g->draft_ns * rows / g->draft_pass_rows;
+    }
+}
+
+int engine__propose(struct engine *g, struct err *e) {
+    int n_other;
+    double other_kv;
+    g->draft_ns = g->draft_pass_rows = 0;
+    int n = make_bids(g, &n_other, &other_kv);
+    if (n == 0) return 0;
+    int room = g->batch.pass.caps.max_logits - g->n_turn;
+    draft_choose(&g->passes, g->bid, n, n_other, other_kv, room > 0 ? room : 0);
+    for (int i = 0; i < n; i++) {
+        if (g->bid[i].source != DRAFT_BY_LOOKUP) continue;
+        g->bidder[i]->source = DRAFT_BY_LOOKUP;
+        g->bidder[i]->n_draft = g->bid[i].n_draft;
+    }
+    if (!g->proposer) return 0;
+    int n_turns = fill_turns(g, n);
+    if (n_turns == 0) return 0;
+    struct kern_history history = engine__history(g);
+    int n_eog = g->n_eog < ENGINE_MAX_BANNED ? g->n_eog : ENGINE_MAX_BANNED;
+    int rc = proposer_run(g->proposer, g->pool, &history, g->eog, n_eog, g->draft_turn, n_turns,
+                          observe, g, e);
+    if (rc) return err_prefix(e, rc, "draft");
+    for (int i = 0; i < n_turns; i++) take_proposal(g->drafter[i], &g->draft_turn[i]);
+    share_time(g, n_turns);
+    return 0;
+}
+
+/* ---- After the decision ---- */
+
+static void count(struct engine_speculation *s, const struct engine_request *r, int n_accepted) {
+    if (r->n_draft == 0) {
+        s->n_plain_rounds++;
+        return;
+    }
+    s->n_rounds++;
+    s->n_drafted += (uint64_t)r->n_draft;
+    s->n_accepted += (uint64_t)n_accepted;
+    if (r->source == DRAFT_BY_LOOKUP) {
+        s->n_lookup_drafted += (uint64_t)r->n_draft;
+        s->n_lookup_accepted += (uint64_t)n_accepted;
+    }
+    for (int i = 0; i < r->n_draft; i++) s->n_drafted_at[i]++;
+    for (int i = 0; i < n_accepted; i++) s->n_accepted_at[i]++;
+}
+
+/* Pages that a cache of class c loses by going back to n tokens. */
+static int roll_back(struct engine *g, const struct engine_request *r, enum kvpool_class c, int n) {
+    int before, after;
+    kvpool_seq_pages(g->pool, r->seq, c, &before);
+    kvpool_seq_truncate(g->pool, r->seq, c, n);
+    kvpool_seq_pages(g->pool, r->seq, c, &after);
+    return before - after;
+}
+
+void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted, int n_emitted) {
+    int n_pages = 0;
+    if (r->n_draft > 0) {
+        draft_rate_update(&r->rate[r->source], r->n_draft, n_accepted);
+        draft_rate_update(&g->prior[r->source], r->n_draft, n_accepted);
+    }
+    count(&r->speculation, r, n_emitted);
+    count(&g->live.speculation, r, n_emitted);
+    for (int i = 0; i < g->sizes.n_groups; i++)
+        n_pages += roll_back(g, r, g->sizes.group_class[i], r->n_kv);
+    if (r->n_draft_kv > r->n_kv) {
+        roll_back(g, r, KVPOOL_DRAFT, r->n_kv);
+        r->n_draft_kv = r->n_kv;
+    }
+    r->speculation.n_page_rollbacks += n_pages > 0;
+    g->live.speculation.n_page_rollbacks += n_pages > 0;
+    r->n_draft = 0;
+}
