@@ -2,6 +2,7 @@
  * the first answer's rounds are not chosen blindly. One point at a time: a request that comes in
  * between waits for one pass at most. Serving refines them. */
 #include "base/clock.h"
+#include "base/err.h"
 #include "engine/engine_private.h"
 
 enum { REPEATS = 3, FAR_CONTEXT = 4096 };

@@ -65,7 +65,7 @@ static int open_memory(struct engine *g, struct err *e) {
     g->pool_tokens = kvpool_max_tokens(g->pool, false);
     draft_cost_init(&g->passes.target);
     draft_cost_init(&g->passes.draft);
-    for (int i = 0; i < DRAFT_N_SOURCES; i++) draft_rate_init(&g->prior[i], NULL);
+    draft_rates_init(g->prior, NULL);
     for (int i = g->sizes.o.max_seqs - 1; i >= 0; i--) g->free_slot[g->n_free_slots++] = i;
     return engine__batch_open(g, e);
 }

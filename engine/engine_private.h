@@ -104,8 +104,10 @@ struct engine_request {
     /* This round's proposal: n_draft tokens in ids, behind the committed ones. */
     int n_draft;
     int first_q; /* row of the draft's probabilities, -1: none needed */
-    enum draft_source source;
-    bool draft_nan; /* the draft's output held NaN */
+    bool has_bid;
+    struct draft_bid bid;              /* what this round's choice was made of */
+    int32_t looked_up[KERN_MAX_DRAFT]; /* what lookup had ready, bid.max_lookup of them */
+    bool draft_nan;                    /* the draft's output held NaN */
     int n_draft_kv; /* positions that the draft has seen; -1: this request has no draft */
     struct draft_lookup lookup;
     struct draft_rate rate[DRAFT_N_SOURCES];
@@ -197,9 +199,9 @@ void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft
 /* Set n_draft of every request of g->turn and write the tokens behind its committed ones. */
 int engine__propose(struct engine *g, struct err *e);
 
-/* A round was decided: n_accepted of its draft tokens, of which n_emitted were emitted. Counts it,
- * and rolls both caches back to what is committed (r->n_kv). */
-void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted, int n_emitted);
+/* A round was decided: n_accepted of its draft tokens, n_committed tokens emitted in all. Counts
+ * and learns from it, and rolls both caches back to what is committed (r->n_kv). */
+void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted, int n_committed);
 
 /* This request goes on without a draft. */
 void engine__drop_draft(struct engine *g, struct engine_request *r, enum engine_no_draft why);
@@ -254,6 +256,7 @@ struct engine {
     struct engine_costs costs;
     struct draft_costs passes;                /* of the choice of draft lengths */
     struct draft_rate prior[DRAFT_N_SOURCES]; /* of all requests: what a new one starts from */
+    double fixed_ns; /* of a step outside of both models' passes: a running mean */
     struct draft_bid bid[ENGINE_MAX_SEQS];
     struct engine_request *bidder[ENGINE_MAX_SEQS];
     struct proposer_turn draft_turn[ENGINE_MAX_SEQS];

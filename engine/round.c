@@ -17,7 +17,7 @@ void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft
     r->n_draft_kv = n_draft_hit;
     r->no_draft = why;
     r->probe = (struct draft_probe){0};
-    for (int i = 0; i < DRAFT_N_SOURCES; i++) draft_rate_init(&r->rate[i], &g->prior[i]);
+    draft_rates_init(r->rate, g->prior);
     if (r->lookup_memory)
         draft_lookup_init(&r->lookup, r->lookup_memory, r->n_prompt + r->max_tokens);
 }
@@ -50,47 +50,51 @@ static int setting(const struct engine *g, const struct engine_request *r) {
     return n == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens : n;
 }
 
-/* Lookup writes its tokens where draft tokens go; the model's overwrite them where it is chosen. */
 static int ask_lookup(struct engine_request *r, int most, int *n_match) {
     *n_match = 0;
-    if (!r->lookup_memory || most <= 0) return 0;
+    if (!r->lookup_memory) return 0;
     draft_lookup_extend(&r->lookup, r->ids, n_tokens(r));
-    return draft_lookup_propose(&r->lookup, r->ids, n_tokens(r), most, r->ids + n_tokens(r),
-                                n_match);
+    return draft_lookup_propose(&r->lookup, r->ids, n_tokens(r), most, r->looked_up, n_match);
 }
 
-/* Requests of the turn that may speculate, as bids; the others' rows and positions are summed. */
+/* What `r` may propose in this round; false where nothing. */
+static bool make_bid(struct engine *g, struct engine_request *r) {
+    int most = most_tokens(g, r), wanted = setting(g, r), n_match = 0;
+    r->n_draft = 0;
+    r->first_q = -1;
+    r->draft_nan = r->has_bid = false;
+    if (wanted != VERIFY_DRAFT_AUTO && wanted < most) most = wanted;
+    if (r->n_draft_kv >= g->sizes.draft_context) engine__drop_draft(g, r, ENGINE_DRAFT_CONTEXT);
+    if (most <= 0) return false;
+    int by_lookup = ask_lookup(r, most, &n_match), by_model = most_by_model(g, r, most);
+    r->bid = (struct draft_bid){.max_model = by_model,
+                                .max_lookup = by_lookup,
+                                .n_match = n_match,
+                                .kv_tokens = n_tokens(r),
+                                .n_lag = r->n_draft_kv < 0 ? 1 : n_tokens(r) - r->n_draft_kv,
+                                .n_left = r->max_tokens - r->n_out,
+                                .rate = r->rate,
+                                .probe = &r->probe,
+                                .fixed_ns = g->fixed_ns,
+                                .forced = wanted == VERIFY_DRAFT_AUTO ? -1 : most};
+    r->has_bid = by_lookup > 0 || by_model > 0;
+    return r->has_bid;
+}
+
+/* Bids of the turn; rows and positions of those that make none are summed. */
 static int make_bids(struct engine *g, int *n_other, double *other_kv) {
     int n = 0;
     *n_other = 0;
     *other_kv = 0;
     for (int i = 0; i < g->n_turn; i++) {
         struct engine_request *r = g->turn[i];
-        int most = most_tokens(g, r), wanted = setting(g, r);
-        r->n_draft = 0;
-        r->first_q = -1;
-        r->draft_nan = false;
-        if (wanted != VERIFY_DRAFT_AUTO && wanted < most) most = wanted;
-        if (r->n_draft_kv >= g->sizes.draft_context) engine__drop_draft(g, r, ENGINE_DRAFT_CONTEXT);
-        struct draft_bid *b = &g->bid[n];
-        int n_match, n_found = ask_lookup(r, most, &n_match);
-        if (most > 0)
-            *b = (struct draft_bid){.max_model = most_by_model(g, r, most),
-                                    .max_lookup = n_found,
-                                    .n_match = n_match,
-                                    .kv_tokens = n_tokens(r),
-                                    .n_lag = n_tokens(r) - r->n_draft_kv,
-                                    .rate = r->rate,
-                                    .probe = &r->probe,
-                                    .forced = wanted == VERIFY_DRAFT_AUTO ? -1 : most};
-        if (most <= 0 || (b->max_model == 0 && b->max_lookup == 0)) {
+        if (make_bid(g, r)) {
+            g->bid[n] = r->bid;
+            g->bidder[n++] = r;
+        } else {
             ++*n_other;
             *other_kv += n_tokens(r);
-            continue;
         }
-        /* Far behind, the question is whether to catch up at all: asked as if it had. */
-        if (b->n_lag > ENGINE_FAR_BEHIND) b->n_lag = 1;
-        g->bidder[n++] = r;
     }
     return n;
 }
@@ -124,7 +128,7 @@ static int fill_turns(struct engine *g, int n_bids) {
             struct engine_request *r = g->bidder[i];
             const struct draft_bid *b = &g->bid[i];
             if (b->source != DRAFT_BY_MODEL || b->n_draft == 0) continue;
-            int lag = n_tokens(r) - r->n_draft_kv, most = lag;
+            int lag = b->n_lag, most = lag;
             if ((lag > ENGINE_FAR_BEHIND) != far) continue;
             int room = far ? budget - rows : g->sizes.proposer.max_rows - rows;
             if (most > room) most = room;
@@ -150,7 +154,6 @@ static int fill_turns(struct engine *g, int n_bids) {
 
 static void take_proposal(struct engine_request *r, const struct proposer_turn *t) {
     r->n_draft_kv = t->n_kv;
-    r->source = DRAFT_BY_MODEL;
     r->n_draft = t->n_proposed;
     r->first_q = t->first_q;
     memcpy(r->ids + n_tokens(r), t->token, (size_t)t->n_proposed * sizeof *t->token);
@@ -178,9 +181,11 @@ int engine__propose(struct engine *g, struct err *e) {
     int room = g->batch.pass.caps.max_logits - g->n_turn;
     draft_choose(&g->passes, g->bid, n, n_other, other_kv, room > 0 ? room : 0);
     for (int i = 0; i < n; i++) {
-        if (g->bid[i].source != DRAFT_BY_LOOKUP) continue;
-        g->bidder[i]->source = DRAFT_BY_LOOKUP;
-        g->bidder[i]->n_draft = g->bid[i].n_draft;
+        struct engine_request *r = g->bidder[i];
+        r->bid = g->bid[i];
+        if (r->bid.source != DRAFT_BY_LOOKUP) continue;
+        r->n_draft = r->bid.n_draft;
+        memcpy(r->ids + n_tokens(r), r->looked_up, (size_t)r->n_draft * sizeof *r->ids);
     }
     if (!g->proposer) return 0;
     int n_turns = fill_turns(g, n);
@@ -205,7 +210,7 @@ static void count(struct engine_speculation *s, const struct engine_request *r, 
     s->n_rounds++;
     s->n_drafted += (uint64_t)r->n_draft;
     s->n_accepted += (uint64_t)n_accepted;
-    if (r->source == DRAFT_BY_LOOKUP) {
+    if (r->bid.source == DRAFT_BY_LOOKUP) {
         s->n_lookup_drafted += (uint64_t)r->n_draft;
         s->n_lookup_accepted += (uint64_t)n_accepted;
     }
@@ -222,12 +227,12 @@ static int roll_back(struct engine *g, const struct engine_request *r, enum kvpo
     return before - after;
 }
 
-void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted, int n_emitted) {
-    int n_pages = 0;
-    if (r->n_draft > 0) {
-        draft_rate_update(&r->rate[r->source], r->n_draft, n_accepted);
-        draft_rate_update(&g->prior[r->source], r->n_draft, n_accepted);
-    }
+void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted,
+                       int n_committed) {
+    int n_pages = 0, n_emitted = n_committed < n_accepted ? n_committed : n_accepted;
+    if (r->has_bid)
+        draft_learn(&r->bid, g->prior, r->n_draft, n_accepted, r->looked_up, r->bid.max_lookup,
+                    r->ids + n_tokens(r) - n_committed, n_committed);
     count(&r->speculation, r, n_emitted);
     count(&g->live.speculation, r, n_emitted);
     for (int i = 0; i < g->sizes.n_groups; i++)
@@ -239,4 +244,5 @@ void engine__round_end(struct engine *g, struct engine_request *r, int n_accepte
     r->speculation.n_page_rollbacks += n_pages > 0;
     g->live.speculation.n_page_rollbacks += n_pages > 0;
     r->n_draft = 0;
+    r->has_bid = false;
 }

@@ -110,6 +110,7 @@ static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int 
     };
     bool off = (r->params.draft_tokens == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens
                                                                : r->params.draft_tokens) == 0;
+    off = off || !r->params.draft_model;
     *why = !g->proposer ? ENGINE_DRAFT_NONE : off ? ENGINE_DRAFT_OFF : ENGINE_DRAFT_OK;
     if (*why == ENGINE_DRAFT_OK && r->n_prompt >= g->sizes.draft_context)
         *why = ENGINE_DRAFT_CONTEXT;
@@ -273,7 +274,7 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
         r->n_kv += r->n_rows;
         return;
     }
-    int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_emitted = 0;
+    int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_committed = 0;
     const struct kern_sampled *run = &g->batch.sampled[r->first_logit];
     enum engine_finish end = ENGINE_RUNNING;
     ASSERT(n_accepted >= 0 && n_accepted <= r->n_draft);
@@ -281,10 +282,10 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
         kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT);
     for (int i = 0; i <= n_accepted && end == ENGINE_RUNNING; i++) {
         end = commit_token(g, r, &run[i], i < n_accepted, now, &e);
-        n_emitted += i < n_accepted && end != ENGINE_FAILED;
+        n_committed += end != ENGINE_FAILED;
     }
     r->n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
-    engine__round_end(g, r, n_accepted, n_emitted);
+    engine__round_end(g, r, n_accepted, n_committed);
     if (end == ENGINE_FAILED) fail(g, find_running(g, r), e.code, e.message);
     else if (end != ENGINE_RUNNING) leave(g, find_running(g, r), end);
     else atomic_store_explicit(&r->n_tokens, r->n_out, memory_order_release);
@@ -332,6 +333,7 @@ static bool step(struct engine *g) {
     g->live.n_rows += (uint64_t)n_rows;
     g->live.step_seconds += (double)ns / 1e9;
     g->live.overhead_seconds += (double)(ns - g->kernel_ns) / 1e9;
+    g->fixed_ns += 0.05 * ((double)(ns - g->kernel_ns) - g->fixed_ns);
     g->live.speculation.draft_ns += g->draft_ns;
     return true;
 }
