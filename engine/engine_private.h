@@ -256,7 +256,6 @@ struct engine {
     struct engine_costs costs;
     struct draft_costs passes;                /* of the choice of draft lengths */
     struct draft_rate prior[DRAFT_N_SOURCES]; /* of all requests: what a new one starts from */
-    double fixed_ns; /* of a step outside of both models' passes: a running mean */
     struct draft_bid bid[ENGINE_MAX_SEQS];
     struct engine_request *bidder[ENGINE_MAX_SEQS];
     struct proposer_turn draft_turn[ENGINE_MAX_SEQS];

@@ -75,7 +75,6 @@ static bool make_bid(struct engine *g, struct engine_request *r) {
                                 .n_left = r->max_tokens - r->n_out,
                                 .rate = r->rate,
                                 .probe = &r->probe,
-                                .fixed_ns = g->fixed_ns,
                                 .forced = wanted == VERIFY_DRAFT_AUTO ? -1 : most};
     r->has_bid = by_lookup > 0 || by_model > 0;
     return r->has_bid;
@@ -233,8 +232,10 @@ void engine__round_end(struct engine *g, struct engine_request *r, int n_accepte
     if (r->has_bid)
         draft_learn(&r->bid, g->prior, r->n_draft, n_accepted, r->looked_up, r->bid.max_lookup,
                     r->ids + n_tokens(r) - n_committed, n_committed);
-    count(&r->speculation, r, n_emitted);
-    count(&g->live.speculation, r, n_emitted);
+    if (r->n_out > n_committed) { /* the prompt's own last row is no round */
+        count(&r->speculation, r, n_emitted);
+        count(&g->live.speculation, r, n_emitted);
+    }
     for (int i = 0; i < g->sizes.n_groups; i++)
         n_pages += roll_back(g, r, g->sizes.group_class[i], r->n_kv);
     if (r->n_draft_kv > r->n_kv) {

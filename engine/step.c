@@ -333,7 +333,7 @@ static bool step(struct engine *g) {
     g->live.n_rows += (uint64_t)n_rows;
     g->live.step_seconds += (double)ns / 1e9;
     g->live.overhead_seconds += (double)(ns - g->kernel_ns) / 1e9;
-    g->fixed_ns += 0.05 * ((double)(ns - g->kernel_ns) - g->fixed_ns);
+    g->passes.fixed_ns += 0.05 * ((double)(ns - g->kernel_ns) - g->passes.fixed_ns);
     g->live.speculation.draft_ns += g->draft_ns;
     return true;
 }
