@@ -4,7 +4,8 @@
 /* How many tokens to propose: g per sequence and round, by predicted tokens per second. Two things
  * are learned while serving: what passes cost, V(batch, rows, context), and how often draft tokens
  * are accepted by their place in the round. Pure arithmetic over plain structs; no clock, no
- * chance, nothing allocates: tests feed it simulated machines. */
+ * chance, nothing allocates: tests feed it simulated machines. A round is: make bids, draft_choose,
+ * run passes and tell their times to draft_cost_observe, commit, draft_learn for every bid. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,17 +15,27 @@
 /* ---- What a pass costs ---- */
 
 enum {
-    DRAFT_COST_ROWS = 12, /* grid of row counts: 1 2 3 4 5 6 8 12 16 32 64 128; between: linear */
+    DRAFT_COST_ROWS = 25, /* grid of row counts: 1..10 12 14 16 20 24 32 40 48 64 96 128 192 256 512
+                             1024; between: linear */
 };
 
-/* One model's passes: ns(rows, kv) = base[rows] + slope[rows] * kv, kv = positions read, summed
- * over the rows' sequences (each sequence's context once). */
+/* One model's passes: ns(rows, kv) = speed * (level[rows] + slope[rows] * (kv - where it was
+ * learned)); kv = positions read, summed over the rows' sequences (each sequence's context once).
+ * Levels follow the newest dozens of passes, slopes the newest hundreds, `speed` a change of the
+ * whole machine, so that a row count that was not tried lately keeps its proportion. */
 struct draft_cost {
     struct draft_cost_point {
-        double n, kv, ns, kv2, kv_ns; /* decayed sums of a fit by least squares */
+        double n, kv, ns;                                      /* level: weight, means */
+        double slow_n, slow_kv, slow_ns, slow_kv2, slow_kv_ns; /* slope: sums */
+        uint32_t last;                                         /* n_observed at its newest pass */
     } at[DRAFT_COST_ROWS];
+    double speed, trend; /* factor on all; running mean of log(seen / predicted) */
+    uint32_t n_observed;
 };
 void draft_cost_init(struct draft_cost *c);
+/* A pass of n_rows generated rows took ns. A pass that was held up counts at most 1.3 x what was
+ * predicted (3 x while the point is new); twice as slow for good is believed within about 40
+ * passes. Ignores what is no positive finite time. */
 void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, double ns);
 /* Predicted ns of a pass; 0 while nothing is known. Monotone in rows and kv; rows that were never
  * seen are interpolated or extrapolated from those that were. */
@@ -34,18 +45,39 @@ bool draft_cost_known(const struct draft_cost *c, int n_rows, double kv_tokens);
 
 /* ---- How often draft tokens are accepted ---- */
 
-enum draft_source { DRAFT_BY_MODEL, DRAFT_BY_LOOKUP, DRAFT_N_SOURCES };
+enum draft_source {
+    DRAFT_BY_MODEL,
+    DRAFT_BY_LOOKUP,
+    DRAFT_N_SOURCES = DRAFT_BY_LOOKUP + 4, /* of rates: lookup has one for each class of matches:
+                                              2, 3, 4..7 and 8 or more tokens */
+};
+
+/* Which rate a proposal is judged by. */
+int draft_rate_idx(enum draft_source source, int n_match);
 
 /* Running estimate by place: chance that place i is accepted given that all before it were. */
 struct draft_rate {
     float accepted[KERN_MAX_DRAFT], tried[KERN_MAX_DRAFT]; /* decayed counts */
+    float prior[KERN_MAX_DRAFT];                           /* what they are drawn to */
 };
 void draft_rate_init(struct draft_rate *r, const struct draft_rate *prior); /* NULL: a weak prior */
+/* All DRAFT_N_SOURCES of them; prior NULL: what is usual for each source. */
+void draft_rates_init(struct draft_rate *rate, const struct draft_rate *prior);
 /* A round drafted n_drafted and n_accepted of them were accepted. */
 void draft_rate_update(struct draft_rate *r, int n_drafted, int n_accepted);
 double draft_rate_at(const struct draft_rate *r, int place); /* in [0, 1] */
 
 /* ---- The choice ---- */
+
+/* After g = 0 the model is tried again now and then, less often as it keeps failing, so that
+ * probing costs at most about 1 % of the time. Zeroed for a new request. */
+struct draft_probe {
+    int n_idle;    /* rounds since the model last proposed */
+    int wait;      /* rounds until the next probe; 0: not off */
+    double credit; /* ns: the hundredth part of its rounds since then */
+};
+
+enum { DRAFT_MAX_BIDS = 256 };
 
 /* One sequence of a round that may speculate. */
 struct draft_bid {
@@ -55,6 +87,8 @@ struct draft_bid {
     int n_match;               /* how long lookup's match was */
     double kv_tokens;          /* its context */
     int n_lag;                 /* committed tokens that the draft has not seen, pending included */
+    int n_left;                /* tokens that it may still emit: over those the cost of catching up
+                                  is spread; 0: not known */
     struct draft_rate *rate;   /* [DRAFT_N_SOURCES], the sequence's own */
     struct draft_probe *probe; /* its state of re-probing */
     int forced;                /* >= 0: this many, whatever is predicted (a fixed setting);
@@ -62,23 +96,30 @@ struct draft_bid {
     /* Out. */
     enum draft_source source;
     int n_draft;
-};
-
-/* After g = 0 the model is tried again now and then, less often as it keeps failing, so that
- * probing costs at most about 1 % of the time. */
-struct draft_probe {
-    int n_idle; /* rounds since the model last proposed */
-    int wait;   /* rounds until the next probe */
+    bool is_probe; /* tried against the prediction */
 };
 
 struct draft_costs {
     struct draft_cost target, draft;
+    double fixed_ns; /* what each round takes whatever is chosen, beside both models' passes; 0: not
+                        known */
 };
 
 /* Choose n_draft and source of each bid so that predicted tokens per second of the whole round are
  * most. n_other_rows: generated rows of the pass besides the bids' pending ones, other_kv their
- * positions. max_rows: rows that all bids together may add. */
+ * positions. max_rows: rows that all bids together may add. At most DRAFT_MAX_BIDS. Exact for one
+ * bid, within a few percent for more. */
 void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids, int n_other_rows,
                   double other_kv, int max_rows);
+
+/* What became of a bid; call it for every bid of draft_choose, whatever was chosen. n_drafted
+ * tokens were really proposed (0 also where the draft was still catching up) and n_accepted of them
+ * were accepted. `looked_up` are the n_looked_up tokens that lookup had ready, used or not,
+ * `emitted` what the round committed behind the pending token: what lookup would have earned is
+ * known without trying, so its rates never starve. Updates the bid's rates and probe and `prior`
+ * [DRAFT_N_SOURCES], the engine's running rates (NULL: none). */
+void draft_learn(const struct draft_bid *bid, struct draft_rate *prior, int n_drafted,
+                 int n_accepted, const int32_t *looked_up, int n_looked_up, const int32_t *emitted,
+                 int n_emitted);
 
 #endif

@@ -1,0 +1,485 @@
+/* How many tokens to propose.
+ *
+ * A round emits, for each sequence, one token and what is accepted: place i earns the chance that
+ * all places up to i are accepted. It takes the target's pass over all rows and, where the model
+ * drafts, its passes: the first with what each sequence has to catch up on, then one a place, each
+ * with as many rows as sequences still draft. Lookup costs nothing but rows. The choice is the one
+ * with most tokens by time.
+ *
+ * One sequence: every source and length is priced. Many: earnings fall with the place, so for any
+ * number of rows the best are the largest earnings, less what the model's step costs. They are
+ * taken in that order to the end, the price is looked at after each, and the best beginning wins:
+ * looking on to the end means that neither the first draft pass, which all share, nor a step in
+ * V(rows) hides what lies behind it. Then each sequence is tried at a few other settings.
+ *
+ * Catching up is paid once and serves the rounds after it, so it is charged by parts: over half of
+ * the tokens that may still come, at most 128 rounds. Two rows a round are its ordinary share.
+ *
+ * A sequence whose model was found not to pay is off. It is tried again with one token when
+ * `wait` rounds have passed, twice as many after each failure, and a hundredth of the time since
+ * then covers what trying costs, catching up included. After a success it is tried again at once,
+ * with old evidence counting little, so that four good rounds bring it back. Where catching up
+ * costs more than that hundredth a token, that moment never comes; then it is tried once after 512
+ * rounds, and not again before 2,048 more.
+ *
+ * Settings nearly as good as the best are taken when nobody did so for 64 rounds: a time that was
+ * learned in a bad moment would otherwise keep everyone from learning it anew. */
+#include "draft/depth.h"
+
+#include <string.h>
+
+#include "base/err.h"
+#include "draft/depth_private.h"
+
+enum {
+    FIRST_WAIT = 4,
+    MOST_WAIT = 128,
+    LONG_IDLE = 512,
+    LONG_WAIT = 2048,
+    STALE = 64,         /* passes */
+    MOST_HORIZON = 256, /* tokens */
+    MOST_ROWS = DRAFT_MAX_BIDS * KERN_MAX_DRAFT,
+};
+#define PROBE_SHARE 0.01  /* of the time */
+#define FIRST_CREDIT 0.3  /* of a round, for trying again soon after giving up */
+#define PROBE_ROUNDS 4.0  /* that old evidence counts when it is tried again */
+#define NEARLY 0.92       /* of the best setting: worth learning about */
+#define STAY 1.01         /* what the model counts for where it is in use */
+#define LEAST_EARNED 0.01 /* of a token: places that earn less are not looked at */
+#define GUESS_DRAFT 0.15  /* a draft's step by the target's, while unknown */
+
+/* A bid while the choice is made. */
+struct seat {
+    double earned[2][KERN_MAX_DRAFT + 1]; /* [source][g]: tokens expected of g */
+    int offered[2], most[2];              /* [source]; those that are worth a look */
+    double kv, catch_up;                  /* rows of its first draft pass */
+    int source, g;
+};
+
+/* A whole round, priced as seats move. */
+struct round {
+    struct seat *seat;
+    int n_seats, n_all;   /* n_all: those of other rows too */
+    int n_rows, max_rows; /* draft rows */
+    double tokens, fixed_ns, draft_ns;
+    double draft_kv; /* context at which draft_full was fitted */
+    struct draft__curve target, draft_empty, draft_full;
+    int n_at[KERN_MAX_DRAFT]; /* draft pass -> sequences in it */
+    double kv_at[KERN_MAX_DRAFT], pass_ns[KERN_MAX_DRAFT], catch_up;
+    int n_base;                      /* rows of the target without draft tokens */
+    double target_ns[MOST_ROWS + 1]; /* by draft rows */
+};
+
+static double clamp(double x, double low, double high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+static double draft_pass_ns(const struct round *r, double rows, double kv) {
+    if (rows <= 0) return 0;
+    double empty = draft__curve_at(&r->draft_empty, rows);
+    if (r->draft_kv <= 0) return empty;
+    return empty + (draft__curve_at(&r->draft_full, rows) - empty) * kv / r->draft_kv;
+}
+
+static void price_pass(struct round *r, int pass) {
+    double rows = pass == 0 ? r->catch_up : r->n_at[pass];
+    double ns = r->n_at[pass] > 0 ? draft_pass_ns(r, rows, r->kv_at[pass]) : 0;
+    r->draft_ns += ns - r->pass_ns[pass];
+    r->pass_ns[pass] = ns;
+}
+
+/* Let a seat draft g tokens by `source`. */
+static void move(struct round *r, struct seat *s, int source, int g) {
+    int was = s->source == DRAFT_BY_MODEL ? s->g : 0, is = source == DRAFT_BY_MODEL ? g : 0;
+    int step = is > was ? 1 : -1;
+    for (int pass = was < is ? was : is; pass < (was < is ? is : was); pass++) {
+        r->n_at[pass] += step;
+        r->kv_at[pass] += step * s->kv;
+        if (pass == 0) r->catch_up += step * s->catch_up;
+        price_pass(r, pass);
+    }
+    r->n_rows += g - s->g;
+    r->tokens += s->earned[source][g] - s->earned[s->source][s->g];
+    s->source = source;
+    s->g = g;
+}
+
+static double round_ns(const struct round *r) {
+    return r->fixed_ns + r->target_ns[r->n_rows] + r->draft_ns;
+}
+
+static double score(const struct round *r) {
+    return r->tokens / round_ns(r);
+}
+
+/* ---- Setting up ---- */
+
+static double rows_to_catch_up(const struct draft_bid *b) {
+    int left = b->n_left <= 0 || b->n_left > MOST_HORIZON ? MOST_HORIZON : b->n_left;
+    double rounds = left > 2 ? left / 2.0 : 1;
+    return b->n_lag <= 2 ? (b->n_lag < 1 ? 1 : b->n_lag) : 2 + (b->n_lag - 2) / rounds;
+}
+
+static void fill_earned(struct seat *s, int source, const struct draft_rate *rate, int most,
+                        int max_rows) {
+    double chance[KERN_MAX_DRAFT];
+    most = most < 0 ? 0 : most > KERN_MAX_DRAFT ? KERN_MAX_DRAFT : most;
+    if (most > max_rows) most = max_rows;
+    s->offered[source] = s->most[source] = most;
+    s->earned[source][0] = 0;
+    if (most == 0) return;
+    draft__rate_chances(rate, most, chance);
+    for (int i = 0; i < most; i++) s->earned[source][i + 1] = s->earned[source][i] + chance[i];
+    while (s->most[source] > 1 && chance[s->most[source] - 1] < LEAST_EARNED) s->most[source]--;
+}
+
+static void sit_down(struct seat *s, const struct draft_bid *b, int max_rows) {
+    s->source = DRAFT_BY_MODEL;
+    s->g = 0;
+    s->kv = b->kv_tokens;
+    s->catch_up = rows_to_catch_up(b);
+    fill_earned(s, DRAFT_BY_MODEL, &b->rate[DRAFT_BY_MODEL], b->max_model, max_rows);
+    fill_earned(s, DRAFT_BY_LOOKUP, &b->rate[draft_rate_idx(DRAFT_BY_LOOKUP, b->n_match)],
+                b->max_lookup, max_rows);
+}
+
+/* Prices of the target by draft rows, of the draft at both ends of its context. */
+static void fit_prices(struct round *r, const struct draft_costs *c, double kv) {
+    draft__curve_fit(&c->target, kv, &r->target);
+    if (r->target.ns[0] <= 0) draft__curve_guess(1e6, &r->target);
+    draft__curve_fit(&c->draft, 0, &r->draft_empty);
+    draft__curve_fit(&c->draft, r->draft_kv, &r->draft_full);
+    if (r->draft_full.ns[0] <= 0) {
+        draft__curve_guess(GUESS_DRAFT * r->target.ns[0], &r->draft_full);
+        r->draft_empty = r->draft_full;
+    }
+    r->fixed_ns = c->fixed_ns > 0 ? c->fixed_ns : 0;
+    int most = 0;
+    for (int i = 0; i < r->n_seats; i++) {
+        const struct seat *s = &r->seat[i];
+        most += s->offered[0] > s->offered[1] ? s->offered[0] : s->offered[1];
+    }
+    if (most > r->max_rows) most = r->max_rows;
+    for (int i = 0; i <= most; i++) r->target_ns[i] = draft__curve_at(&r->target, r->n_base + i);
+}
+
+/* Fixed settings first: they are obeyed as far as max_rows goes. */
+static void seat_forced(struct round *r, const struct draft_bid *bid) {
+    for (int i = 0; i < r->n_seats; i++) {
+        struct seat *s = &r->seat[i];
+        if (bid[i].forced < 0) continue;
+        int source = s->most[DRAFT_BY_LOOKUP] > 0 ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
+        int g = bid[i].forced < s->offered[source] ? bid[i].forced : s->offered[source];
+        if (g > r->max_rows - r->n_rows) g = r->max_rows - r->n_rows;
+        if (g > 0) move(r, s, source, g);
+    }
+}
+
+/* ---- One sequence ---- */
+
+static bool is_off(const struct draft_bid *b) {
+    return b->probe && b->probe->wait > 0;
+}
+
+static void choose_one(struct round *r, const struct draft_costs *c, const struct draft_bid *b,
+                       struct seat *s) {
+    double price[2][KERN_MAX_DRAFT + 1], best = 0;
+    int best_source = DRAFT_BY_MODEL, best_g = 0, room = r->max_rows - r->n_rows;
+    for (int source = 0; source < 2; source++) {
+        for (int g = 0; g <= s->most[source] && g <= room; g++) {
+            if (g > 0) move(r, s, source, g);
+            bool stays = source == DRAFT_BY_MODEL && g > 0 && !is_off(b);
+            price[source][g] = score(r) * (stays ? STAY : 1);
+            if (price[source][g] <= best) continue;
+            best = price[source][g];
+            best_source = source;
+            best_g = g;
+        }
+        move(r, s, source, 0);
+    }
+    /* A setting nearly as good whose time is stale; the longest draft first. */
+    int rows = r->n_base + r->n_rows;
+    double nearly = NEARLY * best;
+    bool stale = false;
+    for (int source = 0; source < 2 && r->n_seats == 1; source++) {
+        if (source == DRAFT_BY_MODEL && is_off(b)) continue;
+        for (int g = s->most[source] < room ? s->most[source] : room; g >= 0 && !stale; g--) {
+            if (price[source][g] < nearly || draft__cost_age(&c->target, rows + g) <= STALE)
+                continue;
+            stale = true;
+            best_source = source;
+            best_g = g;
+        }
+    }
+    move(r, s, best_source, best_g);
+}
+
+/* ---- Many ---- */
+
+/* What one more step of the model costs a sequence, in tokens: its part of a pass that all who may
+ * draft share, at the rate of a round without drafts. */
+struct step_price {
+    double first_row, first, later;
+};
+
+static struct step_price price_steps(const struct round *r) {
+    int n = 0;
+    double rate = score(r);
+    for (int i = 0; i < r->n_seats; i++) n += r->seat[i].most[DRAFT_BY_MODEL] > 0;
+    if (n == 0) return (struct step_price){0, 0, 0};
+    double pass = draft_pass_ns(r, n, r->draft_kv);
+    double row = (draft_pass_ns(r, 2 * n, r->draft_kv) - pass) / n;
+    return (struct step_price){rate * row, rate * pass / n, rate * pass / n};
+}
+
+static double key_of(const struct seat *s, int source, int g, const struct step_price *p) {
+    double key = s->earned[source][g + 1] - s->earned[source][g];
+    if (source == DRAFT_BY_LOOKUP) return key;
+    return key - (g == 0 ? p->first + (s->catch_up - 1) * p->first_row : p->later);
+}
+
+struct queue {
+    int n;
+    int seat[DRAFT_MAX_BIDS];
+    double key[DRAFT_MAX_BIDS]; /* [i] of seat[i]; a heap, the largest first, then the lower seat */
+};
+
+static bool comes_first(const struct queue *q, int a, int b) {
+    return q->key[a] > q->key[b] || (q->key[a] == q->key[b] && q->seat[a] < q->seat[b]);
+}
+
+static void swap(struct queue *q, int a, int b) {
+    int seat = q->seat[a];
+    double key = q->key[a];
+    q->seat[a] = q->seat[b];
+    q->key[a] = q->key[b];
+    q->seat[b] = seat;
+    q->key[b] = key;
+}
+
+static void sift_down(struct queue *q, int i) {
+    for (;;) {
+        int first = i, left = 2 * i + 1;
+        if (left < q->n && comes_first(q, left, first)) first = left;
+        if (left + 1 < q->n && comes_first(q, left + 1, first)) first = left + 1;
+        if (first == i) return;
+        swap(q, i, first);
+        i = first;
+    }
+}
+
+/* Take earnings, the largest first, to the end; go back to where the price was best. Seats of the
+ * queue stand at g = 0 of source[]. Returns the score. */
+static double walk(struct round *r, const struct draft_bid *bid, const uint8_t *source,
+                   const struct step_price *price) {
+    struct queue q = {0};
+    uint8_t taken[MOST_ROWS];
+    int n_steps = 0, n_best = 0, before = r->n_rows;
+    double best = score(r);
+    for (int i = 0; i < r->n_seats; i++) {
+        struct seat *s = &r->seat[i];
+        if (bid[i].forced >= 0 || s->most[source[i]] == 0) continue;
+        move(r, s, source[i], 0);
+        q.key[q.n] = key_of(s, source[i], 0, price);
+        q.seat[q.n++] = i;
+    }
+    for (int i = q.n / 2 - 1; i >= 0; i--) sift_down(&q, i);
+    while (q.n > 0 && r->n_rows < r->max_rows) {
+        struct seat *s = &r->seat[q.seat[0]];
+        taken[n_steps++] = (uint8_t)q.seat[0];
+        move(r, s, s->source, s->g + 1);
+        double now = score(r);
+        if (now > best) {
+            best = now;
+            n_best = n_steps;
+        }
+        if (s->g < s->most[s->source]) {
+            q.key[0] = key_of(s, s->source, s->g, price);
+        } else {
+            q.n--;
+            swap(&q, 0, q.n);
+        }
+        sift_down(&q, 0);
+    }
+    while (n_steps > n_best) {
+        struct seat *s = &r->seat[taken[--n_steps]];
+        move(r, s, s->source, s->g - 1);
+    }
+    ASSERT(r->n_rows == before + n_best);
+    return best;
+}
+
+/* The setting of one seat that is best while all others stay. Returns whether it moved. */
+static bool improve(struct round *r, struct seat *s, const int *solo) {
+    int source = s->source, g = s->g, room = r->max_rows - r->n_rows + g;
+    int other = source == DRAFT_BY_MODEL ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
+    int try[5][2] = {{source, 0},
+                     {source, g - 1},
+                     {source, g + 1},
+                     {other, solo[other]},
+                     {source, solo[source]}};
+    double best = score(r) * (1 + 1e-9);
+    int best_source = source, best_g = g;
+    for (int i = 0; i < 5; i++) {
+        if (try[i][1] < 0 || try[i][1] > s->most[try[i][0]] || try[i][1] > room) continue;
+        if (try[i][0] == s->source && try[i][1] == s->g) continue;
+        move(r, s, try[i][0], try[i][1]);
+        if (score(r) <= best) continue;
+        best = score(r);
+        best_source = try[i][0];
+        best_g = try[i][1];
+    }
+    move(r, s, best_source, best_g);
+    return best_source != source || best_g != g;
+}
+
+static void stand_up(struct round *r, const struct draft_bid *bid) {
+    for (int i = 0; i < r->n_seats; i++)
+        if (bid[i].forced < 0) move(r, &r->seat[i], r->seat[i].source, 0);
+}
+
+/* The length at which a seat alone would do best by a source: earnings against the target's row and
+ * the shared step. */
+static int solo_length(const struct seat *s, int source, double row, const struct step_price *p) {
+    double sum = 0, best = 0;
+    int best_g = 0;
+    for (int g = 0; g < s->most[source]; g++) {
+        sum += key_of(s, source, g, p) - row;
+        if (sum <= best) continue;
+        best = sum;
+        best_g = g + 1;
+    }
+    return best_g;
+}
+
+static void choose_many(struct round *r, const struct draft_bid *bid) {
+    uint8_t mixed[DRAFT_MAX_BIDS], lookup[DRAFT_MAX_BIDS];
+    int solo[DRAFT_MAX_BIDS][2], room = r->max_rows - r->n_rows;
+    bool both = false;
+    struct step_price price = price_steps(r);
+    int span = room < r->n_seats ? room : r->n_seats;
+    double row = span > 0 ? (r->target_ns[r->n_rows + span] - r->target_ns[r->n_rows]) / span : 0;
+    row *= score(r);
+    for (int i = 0; i < r->n_seats; i++) {
+        const struct seat *s = &r->seat[i];
+        double value[2];
+        for (int k = 0; k < 2; k++) {
+            solo[i][k] = solo_length(s, k, row, &price);
+            value[k] = s->earned[k][solo[i][k]] - solo[i][k] * row;
+            if (k == DRAFT_BY_MODEL) value[k] -= solo[i][k] * price.later;
+        }
+        bool by_lookup =
+            s->most[DRAFT_BY_MODEL] == 0 ||
+            (s->most[DRAFT_BY_LOOKUP] > 0 && value[DRAFT_BY_LOOKUP] >= value[DRAFT_BY_MODEL]);
+        mixed[i] = by_lookup ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
+        lookup[i] = DRAFT_BY_LOOKUP;
+        both |= !by_lookup && s->most[DRAFT_BY_LOOKUP] > 0;
+    }
+    double best = walk(r, bid, mixed, &price);
+    if (both) {
+        /* The model may pay for nobody; then those who could have used lookup should. */
+        stand_up(r, bid);
+        if (walk(r, bid, lookup, &price) < best) {
+            stand_up(r, bid);
+            walk(r, bid, mixed, &price);
+        }
+    }
+    for (int sweep = 0, moved = 1; sweep < 2 && moved; sweep++) {
+        moved = 0;
+        for (int i = 0; i < r->n_seats; i++)
+            if (bid[i].forced < 0) moved |= improve(r, &r->seat[i], solo[i]);
+    }
+}
+
+/* ---- Probes ---- */
+
+/* A bid that got nothing: let its model try one token if it is time. */
+static void probe(struct round *r, struct draft_bid *b, struct seat *s) {
+    struct draft_probe *p = b->probe;
+    double ns = round_ns(r), rate = score(r);
+    if (p->wait == 0)
+        *p = (struct draft_probe){.wait = FIRST_WAIT, .credit = FIRST_CREDIT * ns / r->n_all};
+    if (p->n_idle < INT32_MAX) p->n_idle++;
+    p->credit += PROBE_SHARE * ns / r->n_all;
+    if (p->n_idle < p->wait || r->n_rows >= r->max_rows) return;
+    double catch_up = s->catch_up, was = s->earned[DRAFT_BY_MODEL][1];
+    s->catch_up = b->n_lag > 1 ? b->n_lag : 1; /* all of it is paid now */
+    move(r, s, DRAFT_BY_MODEL, 1);
+    double cost = round_ns(r) - ns - was / rate;
+    b->is_probe = p->wait == 1 || p->n_idle >= LONG_IDLE || p->credit >= cost;
+    if (!b->is_probe) move(r, s, DRAFT_BY_MODEL, 0);
+    s->catch_up = catch_up;
+}
+
+void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids, int n_other_rows,
+                  double other_kv, int max_rows) {
+    ASSERT(n_bids >= 0 && n_bids <= DRAFT_MAX_BIDS && n_other_rows >= 0);
+    if (n_bids == 0) return;
+    struct seat seat[DRAFT_MAX_BIDS];
+    struct round r;
+    double kv = other_kv;
+    int n_auto = 0, only = 0;
+    r.seat = seat;
+    r.n_seats = n_bids;
+    r.n_all = r.n_base = n_bids + n_other_rows;
+    r.n_rows = 0;
+    r.max_rows = max_rows < 0 ? 0 : max_rows > MOST_ROWS ? MOST_ROWS : max_rows;
+    r.tokens = r.n_all;
+    r.draft_ns = r.draft_kv = r.catch_up = 0;
+    memset(r.n_at, 0, sizeof r.n_at);
+    memset(r.kv_at, 0, sizeof r.kv_at);
+    memset(r.pass_ns, 0, sizeof r.pass_ns);
+    for (int i = 0; i < n_bids; i++) {
+        sit_down(&seat[i], &bid[i], r.max_rows);
+        kv += seat[i].kv;
+        if (seat[i].most[DRAFT_BY_MODEL] > 0) r.draft_kv += seat[i].kv;
+        if (bid[i].forced >= 0) continue;
+        n_auto++;
+        only = i;
+    }
+    fit_prices(&r, c, kv);
+    seat_forced(&r, bid);
+    if (n_auto == 1) choose_one(&r, c, &bid[only], &seat[only]);
+    if (n_auto > 1) choose_many(&r, bid);
+    for (int i = 0; i < n_bids; i++) {
+        struct draft_bid *b = &bid[i];
+        b->is_probe = false;
+        if (b->forced < 0 && seat[i].g == 0 && b->probe && seat[i].most[DRAFT_BY_MODEL] > 0)
+            probe(&r, b, &seat[i]);
+        b->source = seat[i].source == DRAFT_BY_LOOKUP ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
+        b->n_draft = seat[i].g;
+    }
+}
+
+/* ---- Learning ---- */
+
+static void learn_probe(struct draft_probe *p, bool is_probe, bool accepted) {
+    int idle = p->n_idle;
+    p->n_idle = 0;
+    p->credit = 0;
+    if (!is_probe) p->wait = 0;
+    else if (accepted) p->wait = 1;
+    else
+        p->wait =
+            idle >= LONG_IDLE ? LONG_WAIT : (int)clamp(2.0 * p->wait, 2 * FIRST_WAIT, MOST_WAIT);
+}
+
+void draft_learn(const struct draft_bid *bid, struct draft_rate *prior, int n_drafted,
+                 int n_accepted, const int32_t *looked_up, int n_looked_up, const int32_t *emitted,
+                 int n_emitted) {
+    if (bid->source == DRAFT_BY_MODEL && n_drafted > 0) {
+        if (bid->is_probe) draft__rate_fade(&bid->rate[DRAFT_BY_MODEL], PROBE_ROUNDS);
+        draft_rate_update(&bid->rate[DRAFT_BY_MODEL], n_drafted, n_accepted);
+        if (prior)
+            draft__rate_update(&prior[DRAFT_BY_MODEL], DRAFT__KEEP_PRIOR, n_drafted, n_accepted);
+        if (bid->probe && bid->forced < 0)
+            learn_probe(bid->probe, bid->is_probe, n_accepted == n_drafted);
+    }
+    int n = n_looked_up < n_emitted ? n_looked_up : n_emitted, same = 0;
+    if (n > KERN_MAX_DRAFT) n = KERN_MAX_DRAFT;
+    if (n <= 0) return;
+    while (same < n && looked_up[same] == emitted[same]) same++;
+    int idx = draft_rate_idx(DRAFT_BY_LOOKUP, bid->n_match);
+    draft_rate_update(&bid->rate[idx], same < n ? same + 1 : n, same);
+    if (prior) draft__rate_update(&prior[idx], DRAFT__KEEP_PRIOR, same < n ? same + 1 : n, same);
+}

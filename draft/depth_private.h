@@ -1,0 +1,31 @@
+#ifndef TANDEM_DRAFT_DEPTH_PRIVATE_H
+#define TANDEM_DRAFT_DEPTH_PRIVATE_H
+
+/* What cost.c and rate.c give the choice beside draft/depth.h. */
+
+#include "draft/depth.h"
+
+/* A cost table at one context: ns at every row count of the grid, monotone. */
+struct draft__curve {
+    double ns[DRAFT_COST_ROWS]; /* all 0: nothing is known */
+};
+void draft__curve_fit(const struct draft_cost *c, double kv_tokens, struct draft__curve *out);
+/* Linear between the grid's rows, which need not be whole; proportional beyond its end. */
+double draft__curve_at(const struct draft__curve *v, double n_rows);
+/* A curve of the usual growth, for what is not known yet. */
+void draft__curve_guess(double ns_of_one_row, struct draft__curve *out);
+
+/* Passes seen since the newest of about n_rows rows. */
+uint32_t draft__cost_age(const struct draft_cost *c, int n_rows);
+
+/* chance[i], i < n: that places 0..i are all accepted. */
+void draft__rate_chances(const struct draft_rate *r, int n, double *chance);
+/* draft_rate_update with memory of about 1 / (1 - keep) rounds. */
+void draft__rate_update(struct draft_rate *r, double keep, int n_drafted, int n_accepted);
+/* Let at most n_tried rounds of what is known count. */
+void draft__rate_fade(struct draft_rate *r, double n_tried);
+
+/* Memory of the engine's running rates. */
+#define DRAFT__KEEP_PRIOR 0.995
+
+#endif
