@@ -38,6 +38,19 @@ static void print_config(const struct model_source *src) {
     printf("fingerprint        %016llx\n", (unsigned long long)model_source_fingerprint(src));
 }
 
+/* What a draft says of itself (docs/draft-format.md). */
+static void print_draft(const struct model_source *src) {
+    const struct model_config *c = model_source_config(src);
+    if (c->borrows_embedding)
+        printf("embedding          borrowed from its target, XXH3 %016llx\n",
+               (unsigned long long)model_source_embedding_hash(src));
+    if (!c->borrows_head && c->n_head == c->vocab) return;
+    printf("head               %d of %d tokens, rows %s\n", c->n_head, c->vocab,
+           c->borrows_head ? "borrowed from its target"
+           : c->tied       ? "of the embedding"
+                           : "of its own");
+}
+
 static void print_types(const struct model_source *src) {
     size_t n[KERN_N_DTYPES] = {0}, bytes[KERN_N_DTYPES] = {0};
     for (size_t i = 0; i < model_source_n_tensors(src); i++) {
@@ -56,6 +69,11 @@ static void print_types(const struct model_source *src) {
 static void print_tokenizer(const struct model_source *src, const char *path) {
     struct err e = {0};
     struct tokenizer *t = NULL;
+    const struct gguf *g = model_source_gguf(src);
+    if (model_source_config(src)->borrows_embedding && !gguf_has(g, "tokenizer.ggml.model")) {
+        printf("tokenizer          its target's\n");
+        return;
+    }
     if (cmd_open_tokenizer(&t, path, &e)) {
         printf("tokenizer          not usable: %s\n", e.message);
         return;
@@ -97,6 +115,7 @@ int cmd_info(int argc, char **argv) {
     rc = model_source_plan_only(&src, model, &e);
     if (rc) return cmd_fail(&e);
     print_config(src);
+    print_draft(src);
     print_types(src);
     if (!model_source_has_weights(src))
         printf("note               headers only: the weights are missing or cut off\n");

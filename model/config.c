@@ -189,6 +189,7 @@ int model_config_check(const struct model_config *c, struct err *e) {
         {"vocabulary size", c->vocab, 1, MODEL_MAX_VOCAB},
         {"context length", c->context, 1, MODEL_MAX_CONTEXT},
         {"rope dimension", c->rope_dim, 2, c->head_dim},
+        {"number of head rows", c->n_head, 1, c->vocab},
     };
     const struct float_range floats[] = {{"norm epsilon", c->norm_eps, 1e-12, 0.1}};
     int rc = CHECK_INTS(ints);

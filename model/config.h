@@ -37,7 +37,7 @@ struct model_config {
                      * linear or YaRN factor, cut to the sliding window where it has one
                      * (inside it full attention is the same; Mistral v0.1: 4,096) */
     float norm_eps;
-    bool tied;             /* the head is the embedding */
+    bool tied;             /* the head is the embedding, or rows of it */
     bool qkv_bias;         /* Qwen2 */
     bool qk_norm;          /* Qwen3: RMSNorm per head before rope */
     bool rope_interleaved; /* pairs (2i, 2i+1), as GGUF llama and smollm3 files are, whose

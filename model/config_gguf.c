@@ -163,6 +163,14 @@ static void read_vocab(struct reader *r, struct model_config *c) {
     enum gguf_type type;
     size_t n = 0;
     if (r->rc) return;
+    if (c->borrows_embedding && !has(r, "vocab_size")) {
+        r->rc =
+            err_raise(r->e, E_FORMAT,
+                      "key %s is missing: a draft that borrows its target's embedding tells its "
+                      "vocabulary by it",
+                      r->key);
+        return;
+    }
     if (has(r, "vocab_size")) c->vocab = need_int(r, "vocab_size", 1, MODEL_MAX_VOCAB);
     else if (embd && embd->dims[1] <= MODEL_MAX_VOCAB) c->vocab = (int)embd->dims[1];
     else if ((r->rc = gguf_array(r->g, "tokenizer.ggml.tokens", &type, &n, r->e)) == 0)
@@ -221,7 +229,9 @@ int model_config_from_gguf(struct model_config *c, const struct gguf *g, struct 
         r.rc = gguf_get_float(g, r.key, 1e-12, 0.1, &eps, e);
     }
     c->norm_eps = (float)eps;
+    if (r.rc == 0) r.rc = config__read_borrowing(c, g, e);
     read_vocab(&r, c);
+    if (r.rc == 0) r.rc = config__read_head_ids(c, g, e);
     read_rope(&r, c, positions);
     c->context = config__scaled_context(c, positions);
     /* A window as wide as the context sees everything; a narrower one ends the context instead. */
@@ -230,7 +240,9 @@ int model_config_from_gguf(struct model_config *c, const struct gguf *g, struct 
     if (r.rc == 0) refuse_extras(&r);
     if (r.rc) return r.rc;
     /* Presence of the tensors decides where the file has no key for it. */
-    c->tied = gguf_n_tensors(g) == 0 || !gguf_tensor_find(g, "output.weight");
+    bool own_head = gguf_tensor_find(g, "output.weight");
+    c->tied = !own_head && !c->borrows_embedding;
+    c->borrows_head = !own_head && c->borrows_embedding;
     c->qkv_bias = r.family->qkv_bias || gguf_tensor_find(g, "blk.0.attn_q.bias");
     c->qk_norm = r.family->qk_norm;
     if (strcmp(c->arch, "smollm3") == 0)

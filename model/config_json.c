@@ -317,6 +317,7 @@ static int read_config(struct reader *r, struct model_config *c) {
     read_nope(r, c);
     if (r->rc) return r->rc;
     c->context = config__scaled_context(c, positions);
+    c->n_head = c->vocab; /* folders hold whole models: drafts that borrow come as GGUF */
     int window = read_window(r, c);
     if (window > 0 && window < c->context) c->context = window;
     return r->rc ? r->rc : model_config_check(c, r->e);

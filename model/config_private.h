@@ -34,6 +34,15 @@ int config__scaled_context(const struct model_config *c, int positions);
 /* YaRN's magnitude correction 0.1 m ln(s) + 1, 1 where s <= 1. */
 double config__yarn_mscale(double scale, double m);
 
+/* The keys tandem.draft.* of a GGUF: does the file borrow its target's embedding, and which ids the
+ * head has (after the vocabulary is known). E_FORMAT with key and value. */
+int config__read_borrowing(struct model_config *c, const struct gguf *g, struct err *e);
+int config__read_head_ids(struct model_config *c, const struct gguf *g, struct err *e);
+
+/* Of a file that passed both: the ids of a head with n < vocab rows; the wanted XXH3-64. */
+void config__copy_head_ids(const struct gguf *g, int32_t *out, int n);
+int config__embedding_hash(const struct gguf *g, uint64_t *out, struct err *e);
+
 /* No rope scaling: the neutral values of every field. */
 void config__set_rope_defaults(struct model_config *c);
 

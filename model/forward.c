@@ -105,7 +105,7 @@ static void check_pass(const struct model *m, const struct model_pass *p) {
         layer += p->group[i].n_layers;
     }
     ASSERT(layer == m->config.n_layers);
-    ASSERT(p->n_logits == 0 || p->logits_stride >= (size_t)m->config.vocab);
+    ASSERT(p->n_logits == 0 || p->logits_stride >= (size_t)m->config.n_head);
 }
 
 int model_forward(struct model *m, const struct model_pass *p, struct err *e) {

@@ -28,6 +28,7 @@ static void *carve_take(struct carve *c, size_t bytes) {
 struct layout {
     struct model *m; /* filled where carve.base is set */
     const struct model_source *src;
+    const struct model_borrow *borrow; /* or NULL */
     struct carve carve;
     size_t done, total; /* bytes of file tensors, for progress */
     void (*progress)(void *arg, size_t done, size_t total);
@@ -152,23 +153,63 @@ static int take_rope(struct layout *l) {
     return l->m->k->ops->upload(l->m->k, dst, freq, n * sizeof(float), l->e);
 }
 
-static int take_weights(struct layout *l) {
-    struct model *m = l->m;
+static int take_embedding(struct layout *l) {
     struct tensor_view v;
+    if (l->m->config.borrows_embedding) {
+        if (l->carve.base) l->m->embedding = l->borrow->target->embedding;
+        return 0;
+    }
     bool found = find(l, TENSOR_TOKEN_EMBD, 0, &v);
     ASSERT(found); /* model_source_open checked it */
-    int rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &m->embedding);
+    int rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &l->m->embedding);
     report(l, v.bytes);
-    if (!rc && !m->config.tied) {
-        found = find(l, TENSOR_OUTPUT, 0, &v);
-        ASSERT(found);
+    return rc;
+}
+
+/* A head of the rows `ids` of v, a tensor that stands whole in this file or in the target's. */
+static int take_head_rows(struct layout *l, const struct tensor_view *v) {
+    struct model *m = l->m;
+    void *rows = NULL;
+    int n = m->config.n_head, rc = 0;
+    if (l->carve.base) rc = model__gather_rows(v, model_source_head_ids(l->src), n, &rows, l->e);
+    if (!rc) rc = take_weight(l, v->name, v->dtype, n, v->cols, rows, &m->head);
+    free(rows);
+    return rc;
+}
+
+static int take_head_ids(struct layout *l) {
+    struct model *m = l->m;
+    size_t bytes = (size_t)m->config.n_head * sizeof(int32_t);
+    int32_t *dst = carve_take(&l->carve, bytes);
+    if (!dst) return 0;
+    m->head_ids = dst;
+    return m->k->ops->upload(m->k, dst, model_source_head_ids(l->src), bytes, l->e);
+}
+
+static int take_head(struct layout *l) {
+    struct model *m = l->m;
+    const struct model_config *c = &m->config;
+    bool whole = c->n_head == c->vocab, own = !c->tied && !c->borrows_head;
+    struct tensor_view v;
+    int rc = model__find_head(l->src, l->borrow, &v, l->e);
+    if (rc) return rc;
+    if (own) {
         rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &m->head);
         report(l, v.bytes);
-    }
+    } else if (!whole) rc = take_head_rows(l, &v);
+    else if (c->tied) m->head = m->embedding;
+    else if (l->carve.base) m->head = l->borrow->target->head;
+    if (!rc && !whole) rc = take_head_ids(l);
+    return rc;
+}
+
+static int take_weights(struct layout *l) {
+    struct model *m = l->m;
+    int rc = take_embedding(l);
+    if (!rc) rc = take_head(l);
     if (!rc) rc = take_vector(l, TENSOR_OUTPUT_NORM, 0, &m->out_norm);
     if (!rc) rc = take_rope(l);
     for (int i = 0; i < m->config.n_layers && !rc; i++) rc = take_layer(l, i);
-    if (m->config.tied) m->head = m->embedding;
     if (!rc && l->carve.overflow)
         rc = err_raise(l->e, E_TOO_LONG, "weights: the sum of sizes overflows");
     return rc;
@@ -213,11 +254,13 @@ static int take_workspace(struct carve *cv, struct kern *k, const struct model_c
     return cv->overflow ? E_TOO_LONG : 0;
 }
 
-int model_weight_bytes(const struct model_source *src, const struct kern *k, size_t *out,
-                       struct err *e) {
+int model_weight_bytes(const struct model_source *src, const struct model_borrow *borrow,
+                       const struct kern *k, size_t *out, struct err *e) {
     struct model m = {.config = *model_source_config(src), .k = (struct kern *)(uintptr_t)k};
-    struct layout l = {.m = &m, .src = src, .e = e};
-    int rc = take_weights(&l);
+    struct layout l = {.m = &m, .src = src, .borrow = borrow, .e = e};
+    int rc = model__check_borrow(src, borrow ? borrow->target_src : NULL, e);
+    if (rc) return rc;
+    rc = take_weights(&l);
     *out = align_up(l.carve.used, KERN_ACT_ALIGN);
     return rc;
 }
@@ -233,11 +276,15 @@ int model_workspace_bytes(const struct model_config *c, const struct kern *k,
     return 0;
 }
 
-int model_open(struct model **out, const struct model_source *src, struct kern *k,
-               const struct model_caps *caps,
+int model_open(struct model **out, const struct model_source *src,
+               const struct model_borrow *borrow, struct kern *k, const struct model_caps *caps,
                void (*progress)(void *arg, size_t done, size_t total), void *arg, struct err *e) {
     size_t weights = 0, workspace = 0;
-    int rc = model_weight_bytes(src, k, &weights, e);
+    int rc = model_weight_bytes(src, borrow, k, &weights, e);
+    if (!rc && model_source_config(src)->borrows_embedding) {
+        ASSERT(borrow->target && borrow->target->k == k);
+        rc = model__check_embedding(src, borrow->target_src, e);
+    }
     if (!rc) rc = model_workspace_bytes(model_source_config(src), k, caps, &workspace, e);
     if (rc) return rc;
     struct model *m = calloc(1, sizeof *m);
@@ -255,6 +302,7 @@ int model_open(struct model **out, const struct model_source *src, struct kern *
     if (rc) goto fail_layers;
     struct layout l = {.m = m,
                        .src = src,
+                       .borrow = borrow,
                        .carve = {.base = m->reserved},
                        .e = e,
                        .progress = progress,
@@ -289,6 +337,12 @@ const struct model_config *model_get_config(const struct model *m) {
 }
 size_t model_reserved_bytes(const struct model *m) {
     return m->reserved_bytes;
+}
+int model_n_head(const struct model *m) {
+    return m->config.n_head;
+}
+const int32_t *model_head_ids(const struct model *m) {
+    return m->head_ids;
 }
 const struct kern_weight *model_embedding(const struct model *m) {
     return &m->embedding;

@@ -69,7 +69,7 @@ struct model_pass {
     int n_logits;
     const int32_t *logit_row; /* [n_logits] rows whose logits are wanted */
     float *logits;            /* f32 [n_logits][logits_stride] */
-    size_t logits_stride;     /* >= vocab */
+    size_t logits_stride;     /* >= config.n_head */
     /* Taps, NULL where not wanted. */
     int tap_layer;    /* layer whose input state is tapped */
     float *tap_state; /* f32 [n_rows][H]: residual stream entering tap_layer */
@@ -91,7 +91,7 @@ const int32_t *model_head_ids(const struct model *m);
 int model_check_pair(const struct model_source *target, const struct tokenizer *target_tokenizer,
                      const struct model_source *draft, struct err *e);
 
-/* Embedding and head weights, for a draft that borrows them. */
+/* Embedding and head weights; a draft that borrows shows its target's. */
 const struct kern_weight *model_embedding(const struct model *m);
 const struct kern_weight *model_head(const struct model *m);
 

@@ -44,13 +44,38 @@ struct model {
     struct model_config config;
     struct kern *k;
     struct model_caps caps;
-    struct kern_weight embedding, head; /* [vocab][H]; one and the same when tied */
-    const float *out_norm;              /* [H] */
-    const float *inv_freq;              /* [rope_dim / 2] */
-    struct model_layer *layers;         /* host, [n_layers] */
+    struct kern_weight embedding; /* [vocab][H]; the target's where it is borrowed */
+    struct kern_weight head;      /* [n_head][H]; the embedding where tied and whole */
+    const int32_t *head_ids;      /* [n_head]; NULL: row = id */
+    const float *out_norm;        /* [H] */
+    const float *inv_freq;        /* [rope_dim / 2] */
+    struct model_layer *layers;   /* host, [n_layers] */
     struct model_workspace ws;
     void *reserved;
     size_t reserved_bytes;
 };
+
+struct tensor_view;
+
+/* ---- borrow.c: a draft and its target, see docs/draft-format.md ---- */
+
+/* Does `src` find in `target` (NULL: there is none) what it borrows? From headers; 0 where it
+ * borrows nothing. E_INVALID with both values. */
+int model__check_borrow(const struct model_source *src, const struct model_source *target,
+                        struct err *e);
+
+/* Is the target's embedding, byte for byte, the one that the draft was made for? Reads it all; 0
+ * where only the target's headers are there. After model__check_borrow. */
+int model__check_embedding(const struct model_source *src, const struct model_source *target,
+                           struct err *e);
+
+/* The tensor that the head is, or whose rows it has: the file's own output or (tied) embedding, or
+ * the target's. */
+int model__find_head(const struct model_source *src, const struct model_borrow *borrow,
+                     struct tensor_view *out, struct err *e);
+
+/* Copy the file bytes of the rows `ids` into *out (heap, the caller frees). */
+int model__gather_rows(const struct tensor_view *v, const int32_t *ids, int n, void **out,
+                       struct err *e);
 
 #endif

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/file.h"
+#include "model/config_private.h"
 #include "model/json_private.h"
 #include "model/source_private.h"
 
@@ -75,6 +76,17 @@ static int refuse_split(const struct gguf *g, struct err *e) {
 /* ---- Opening
  * ------------------------------------------------------------------------------------- */
 
+/* What a draft says beyond its config. */
+static int read_draft(struct model_source *s, struct err *e) {
+    const struct model_config *c = &s->config;
+    if (c->n_head < c->vocab) {
+        s->head_ids = arena_take_zeroed(&s->arena, (size_t)c->n_head, sizeof *s->head_ids);
+        if (!s->head_ids) return err_raise(e, E_NOMEM, "no memory for %d head ids", c->n_head);
+        config__copy_head_ids(s->gguf, s->head_ids, c->n_head);
+    }
+    return c->borrows_embedding ? config__embedding_hash(s->gguf, &s->embedding_hash, e) : 0;
+}
+
 static int open_gguf(struct model_source *s, struct err *e) {
     int rc = check_kind_of_file(s->path, e);
     if (rc == 0) rc = (s->plan ? gguf_open_header : gguf_open)(&s->gguf, s->path, e);
@@ -82,6 +94,7 @@ static int open_gguf(struct model_source *s, struct err *e) {
     s->planned_dtype = KERN_F16;
     rc = refuse_split(s->gguf, e);
     if (rc == 0) rc = model_config_from_gguf(&s->config, s->gguf, e);
+    if (rc == 0) rc = read_draft(s, e);
     if (rc == 0) rc = source__map_tensors(s, e);
     if (rc == 0) rc = source__find_template(s, e);
     return rc ? err_prefix(e, rc, "%s", s->path) : 0;
@@ -225,6 +238,12 @@ uint64_t model_source_n_params(const struct model_source *s) {
 }
 size_t model_source_bytes(const struct model_source *s) {
     return s->bytes;
+}
+const int32_t *model_source_head_ids(const struct model_source *s) {
+    return s->head_ids;
+}
+uint64_t model_source_embedding_hash(const struct model_source *s) {
+    return s->embedding_hash;
 }
 const struct gguf *model_source_gguf(const struct model_source *s) {
     return s->gguf;

@@ -24,8 +24,8 @@ struct model_source;
 
 /* What a tensor is for. The first four belong to the model, the others to each layer. */
 enum tensor_role {
-    TENSOR_TOKEN_EMBD,  /* [vocab][H] */
-    TENSOR_OUTPUT,      /* [vocab][H]; none where config.tied */
+    TENSOR_TOKEN_EMBD,  /* [vocab][H]; none where config.borrows_embedding */
+    TENSOR_OUTPUT,      /* [n_head][H]; none where config.tied or config.borrows_head */
     TENSOR_OUTPUT_NORM, /* [H] */
     TENSOR_ROPE_FREQS,  /* [rope_dim / 2], optional: factors for model_rope_frequencies */
     TENSOR_ATTN_NORM,   /* [H] */
@@ -74,7 +74,8 @@ const char *model_source_path(const struct model_source *s); /* as given */
 bool model_source_has_weights(const struct model_source *s);
 
 /* The tensor of `role` in `layer` (0 for the model's own). E_NOT_FOUND where this model has none:
- * only possible for OUTPUT, ROPE_FREQS, biases and Q/K norms, others were found by open. */
+ * only possible for TOKEN_EMBD of a draft that borrows it, OUTPUT, ROPE_FREQS, biases and Q/K
+ * norms, others were found by open. */
 int model_source_find(const struct model_source *s, enum tensor_role role, int layer,
                       struct tensor_view *out, struct err *e);
 
@@ -87,6 +88,14 @@ size_t model_source_bytes(const struct model_source *s);
 
 /* This tensor's bytes will not be read again: drop them from memory. */
 void model_source_forget(const struct model_source *s, const struct tensor_view *t);
+
+/* A draft's head of fewer rows than the vocabulary: the token id of each, [config.n_head]
+ * ascending; NULL where the head is whole. Lives as long as the source. */
+const int32_t *model_source_head_ids(const struct model_source *s);
+
+/* XXH3-64 of the bytes of the embedding that a draft with config.borrows_embedding was made for; 0
+ * for others. */
+uint64_t model_source_embedding_hash(const struct model_source *s);
 
 /* For the tokenizer: the GGUF (NULL for a folder), or the folder (NULL for a GGUF). */
 const struct gguf *model_source_gguf(const struct model_source *s);

@@ -26,6 +26,8 @@ struct model_source {
     uint64_t n_params;
     size_t bytes;
     uint64_t fingerprint;
+    int32_t *head_ids; /* [config.n_head]; NULL: all */
+    uint64_t embedding_hash;
     const char *chat_template;
     size_t chat_template_bytes;
 };

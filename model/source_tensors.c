@@ -50,8 +50,10 @@ static bool is_own(enum tensor_role role) {
 static bool has_role(const struct model_source *s, enum tensor_role role) {
     const struct model_config *c = &s->config;
     switch (role) {
+    case TENSOR_TOKEN_EMBD:
+        return !c->borrows_embedding;
     case TENSOR_OUTPUT:
-        return !c->tied;
+        return !c->tied && !c->borrows_head;
     case TENSOR_ROPE_FREQS:
         return s->gguf && gguf_tensor_find(s->gguf, "rope_freqs.weight");
     case TENSOR_Q_BIAS:
@@ -73,8 +75,10 @@ static void expected_shape(const struct model_config *c, enum tensor_role role, 
     *cols = c->hidden;
     switch (role) {
     case TENSOR_TOKEN_EMBD:
-    case TENSOR_OUTPUT:
         *rows = c->vocab;
+        break;
+    case TENSOR_OUTPUT:
+        *rows = c->n_head;
         break;
     case TENSOR_OUTPUT_NORM:
     case TENSOR_ATTN_NORM:

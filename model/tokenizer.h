@@ -40,8 +40,8 @@ bool tokenizer_is_control(const struct tokenizer *t, int id);
 /* Id of the token whose exact text is `s` (special tokens included), -1 where there is none. */
 int tokenizer_find(const struct tokenizer *t, const char *s);
 
-/* 64-bit fingerprint over every entry, type and special id: equal only for tokenizers that give
- * equal ids. Two models form a pair only when it is equal. */
+/* 64-bit fingerprint over every entry, type, merge and special id: equal only for tokenizers that
+ * give equal ids. (A pair needs less: model_check_pair.) */
 uint64_t tokenizer_fingerprint(const struct tokenizer *t);
 
 struct tokens {

@@ -152,7 +152,7 @@ void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precisi
     assert_ok(kern_cpu_open(&v.k, &ko, &e), e);
     assert_ok(model_source_open(&src, path, &e), e);
     unlink(path);
-    assert_ok(model_open(&v.m, src, v.k, &caps, NULL, NULL, &e), e);
+    assert_ok(model_open(&v.m, src, NULL, v.k, &caps, NULL, NULL, &e), e);
     model_source_close(src);
     v.kv_dtype = precision == KERN_REFERENCE ? KERN_F32 : KERN_F16;
     struct kvpool_page_shape shape = {.n_layers = t->n_layers,

@@ -15,7 +15,7 @@ enum { MAX_SEQS = 64, PAGE_UNIT = 1024 };
 struct runner {
     struct runner_options o;
     struct kern *k;
-    struct model *m;
+    struct model *m, *target;
     size_t weight_bytes;
     struct kern_device_info info;
     int n_groups, group_layers[2], group_first[2];
@@ -64,16 +64,22 @@ struct runner *runner_open(const struct runner_options *o) {
     ASSERT(o->n_seqs <= MAX_SEQS);
     struct kern_options ko = {.n_threads = o->n_threads, .precision = o->precision, .isa = o->isa};
     must(kern_cpu_open(&r->k, &ko, &e), &e);
-    struct model_source *src;
+    struct model_source *src, *target_src = NULL;
     must(model_source_open(&src, o->path, &e), &e);
     r->max_blocks = (o->max_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
     struct model_caps caps = {.max_rows = o->max_rows,
                               .max_seqs = o->n_seqs,
                               .max_blocks = r->max_blocks,
                               .max_logits = o->max_rows};
-    must(model_open(&r->m, src, r->k, &caps, NULL, NULL, &e), &e);
-    must(model_weight_bytes(src, r->k, &r->weight_bytes, &e), &e);
+    if (o->target_path) {
+        must(model_source_open(&target_src, o->target_path, &e), &e);
+        must(model_open(&r->target, target_src, NULL, r->k, &caps, NULL, NULL, &e), &e);
+    }
+    struct model_borrow borrow = {r->target, target_src}, *b = target_src ? &borrow : NULL;
+    must(model_open(&r->m, src, b, r->k, &caps, NULL, NULL, &e), &e);
+    must(model_weight_bytes(src, b, r->k, &r->weight_bytes, &e), &e);
     model_source_close(src);
+    model_source_close(target_src);
     r->k->ops->info(r->k, &r->info);
     const struct model_config *c = model_get_config(r->m);
     r->n_groups = o->select_layer > 0 ? 2 : 1;
@@ -94,6 +100,7 @@ void runner_close(struct runner *r) {
         free(r->pages[g]);
     }
     model_close(r->m);
+    model_close(r->target);
     r->k->ops->close(r->k);
     free(r);
 }

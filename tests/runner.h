@@ -11,6 +11,7 @@ struct runner;
 
 struct runner_options {
     const char *path;
+    const char *target_path; /* of the model that `path` borrows from; NULL: it stands alone */
     enum kern_precision precision;
     const char *isa; /* NULL: best */
     int n_threads;
@@ -36,7 +37,7 @@ struct runner_piece {
 };
 
 /* Run one pass over pieces (generated ones first); logits f32 [sum of n][vocab] of every row, in
- * the order of the pieces. */
+ * the order of the pieces; of a reduced head the first n_head columns are written. */
 void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits);
 
 /* The same with logits of the last n_logits rows alone (0: none). */

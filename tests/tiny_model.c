@@ -8,12 +8,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "base/half.h"
 #include "base/rng.h"
 #include "base/utf8.h"
 #include "tests/harness.h"
 
-enum { FILE_U32 = 4, FILE_I32 = 5, FILE_F32 = 6, FILE_STRING = 8, FILE_ARRAY = 9, ALIGNMENT = 32 };
+enum { FILE_U32 = 4, FILE_I32 = 5, FILE_F32 = 6, FILE_BOOL = 7, FILE_STRING = 8, FILE_ARRAY = 9 };
+enum { ALIGNMENT = 32 };
 
 /* Left and right part, as ids; each result is the next id from TINY_FIRST_MERGE on. Among them a
  * whole U+1F600 and half of one, so that tokens end inside a character. */
@@ -39,6 +42,10 @@ void tiny_model_default(struct tiny_options *o) {
                                .dtype = KERN_F32,
                                .head_scale = 3,
                                .seed = 1};
+}
+
+void tiny_draft_default(struct tiny_draft *d, const struct tiny_options *target) {
+    *d = (struct tiny_draft){.n_layers = target->n_layers, .noise = 0.04f, .seed = 1};
 }
 
 /* ---- Values ---- */
@@ -134,8 +141,12 @@ enum { N_VOCABULARY_KEYS = 8 };
 
 struct tensor {
     char name[64];
-    int rows, cols; /* rows 0: a vector */
-    float scale;    /* of normal-like weights; 0: ones with a little noise (norms) */
+    int rows, cols;         /* rows 0: a vector */
+    float scale;            /* of normal-like weights; 0: ones with a little noise (norms) */
+    uint64_t draw;          /* which of the target's tensors the numbers are */
+    const int32_t *row_ids; /* [rows] rows of the target's tensor; NULL: row = row */
+    float noise;            /* share of other numbers, by noise_seed */
+    uint64_t noise_seed;
 };
 
 static int ggml_number(enum kern_dtype t) {
@@ -184,17 +195,23 @@ static void put_q4_1(struct strbuf *b, const float *v) {
     for (int i = 0; i < 16; i++) strbuf_append_char(b, (char)(q[i] | q[i + 16] << 4));
 }
 
-static void put_tensor(struct strbuf *b, const struct tensor *t, uint64_t idx,
-                       const struct tiny_options *o) {
+/* Weight i of the tensor. A draft's noise is drawn by the complement of its seed, so that it is
+ * another stream than the weights' whatever the two seeds are. */
+static float weight(const struct tensor *t, uint64_t seed, uint32_t i) {
+    uint32_t cols = (uint32_t)t->cols;
+    if (t->row_ids) i = (uint32_t)t->row_ids[i / cols] * cols + i % cols;
+    float x = draw(seed, t->draw, i);
+    if (t->noise > 0) x += t->noise * draw(~t->noise_seed, t->draw, i);
+    return t->scale > 0 ? t->scale * x : 1 + 0.1f * x;
+}
+
+static void put_tensor(struct strbuf *b, const struct tensor *t, const struct tiny_options *o) {
     enum kern_dtype dtype = t->rows ? o->dtype : KERN_F32;
     uint32_t n = (uint32_t)((t->rows ? t->rows : 1) * t->cols);
     float v[32];
     for (uint32_t i = 0; i < n; i += 32) {
         uint32_t width = n - i < 32 ? n - i : 32;
-        for (uint32_t k = 0; k < width; k++) {
-            float x = draw(o->seed, idx, i + k);
-            v[k] = t->scale > 0 ? t->scale * x : 1 + 0.1f * x;
-        }
+        for (uint32_t k = 0; k < width; k++) v[k] = weight(t, o->seed, i + k);
         if (dtype == KERN_Q8_0) put_q8_0(b, v);
         else if (dtype == KERN_Q4_1) put_q4_1(b, v);
         else
@@ -216,15 +233,17 @@ static size_t tensor_bytes(const struct tensor *t, enum kern_dtype matrix) {
 static size_t add(struct tensor *list, size_t n, const char *name, int layer, int rows, int cols,
                   float gain) {
     struct tensor *t = &list[n];
+    memset(t, 0, sizeof *t);
     if (layer >= 0) snprintf(t->name, sizeof t->name, "blk.%d.%s", layer, name);
     else snprintf(t->name, sizeof t->name, "%s", name);
     t->rows = rows;
     t->cols = cols;
     t->scale = rows ? gain / sqrtf((float)cols) : 0;
+    t->draw = n;
     return n + 1;
 }
 
-enum { TENSORS_A_LAYER = 9, MAX_LAYERS = 64 };
+enum { TENSORS_A_LAYER = 9, MAX_LAYERS = 64, MAX_TENSORS = 3 + TENSORS_A_LAYER * MAX_LAYERS };
 
 static size_t list_tensors(struct tensor *list, const struct tiny_options *o) {
     size_t n = 0;
@@ -250,16 +269,18 @@ static void pad(struct strbuf *b, size_t start) {
     while ((b->n - start) % ALIGNMENT) strbuf_append_char(b, 0);
 }
 
-void tiny_model_bytes(const struct tiny_options *o, struct strbuf *b) {
-    static struct tensor list[3 + TENSORS_A_LAYER * MAX_LAYERS];
-    assert_in_range(o->n_layers, 1, MAX_LAYERS);
-    size_t n = list_tensors(list, o), start = b->n, offset = 0;
+/* ---- Files ---- */
+
+static void put_header(struct strbuf *b, size_t n_tensors, size_t n_keys) {
     strbuf_append(b, "GGUF", 4);
     put_u32(b, 3);
-    put_u64(b, n);
-    put_u64(b, 13 + N_VOCABULARY_KEYS);
+    put_u64(b, n_tensors);
+    put_u64(b, n_keys);
+}
+
+static void put_config(struct strbuf *b, const struct tiny_options *o, const char *name) {
     key_str(b, "general.architecture", "llama");
-    key_str(b, "general.name", "tiny");
+    key_str(b, "general.name", name);
     key_u32(b, "general.alignment", ALIGNMENT);
     key_u32(b, "llama.block_count", (uint32_t)o->n_layers);
     key_u32(b, "llama.context_length", (uint32_t)o->context);
@@ -271,7 +292,13 @@ void tiny_model_bytes(const struct tiny_options *o, struct strbuf *b) {
     key_u32(b, "llama.attention.value_length", (uint32_t)o->head_dim);
     key_f32(b, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
     key_f32(b, "llama.rope.freq_base", 10000);
-    put_vocabulary(b);
+}
+enum { N_CONFIG_KEYS = 13 };
+
+/* The tensor list and the data behind it; the file began at `start`. */
+static void put_tensors(struct strbuf *b, size_t start, const struct tensor *list, size_t n,
+                        const struct tiny_options *o) {
+    size_t offset = 0;
     for (size_t i = 0; i < n; i++) {
         put_name(b, list[i].name);
         put_u32(b, list[i].rows ? 2 : 1);
@@ -283,10 +310,97 @@ void tiny_model_bytes(const struct tiny_options *o, struct strbuf *b) {
     }
     pad(b, start);
     for (size_t i = 0; i < n; i++) {
-        put_tensor(b, &list[i], i, o);
+        put_tensor(b, &list[i], o);
         pad(b, start);
     }
     assert_false(b->failed);
+}
+
+void tiny_model_bytes(const struct tiny_options *o, struct strbuf *b) {
+    static struct tensor list[MAX_TENSORS];
+    assert_in_range(o->n_layers, 1, MAX_LAYERS);
+    size_t n = list_tensors(list, o), start = b->n;
+    put_header(b, n, N_CONFIG_KEYS + N_VOCABULARY_KEYS);
+    put_config(b, o, "tiny");
+    put_vocabulary(b);
+    put_tensors(b, start, list, n, o);
+}
+
+/* ---- Drafts ---- */
+
+/* The draft's tensors out of the target's list. Returns their number; *embedding stays where the
+ * target's list has it. */
+static size_t list_draft_tensors(struct tensor *list, const struct tiny_options *target,
+                                 const struct tiny_draft *d, struct tensor *embedding) {
+    static struct tensor whole[MAX_TENSORS];
+    struct tiny_options o = *target;
+    o.n_layers = d->n_layers; /* layers come last: the numbers of the first ones stay */
+    size_t n_whole = list_tensors(whole, &o), n = 0, first_layer = o.tied ? 2 : 3;
+    *embedding = whole[0];
+    if (!d->borrow_embedding) list[n++] = whole[0];
+    list[n++] = whole[1];
+    if (d->own_head || (!o.tied && !d->borrow_embedding)) {
+        struct tensor head = whole[o.tied ? 0 : 2];
+        snprintf(head.name, sizeof head.name, "output.weight");
+        if (d->head_ids) {
+            head.rows = d->n_head_ids;
+            head.row_ids = d->head_ids;
+        }
+        list[n++] = head;
+    }
+    for (size_t i = first_layer; i < n_whole; i++) {
+        list[n] = whole[i];
+        if (list[n].rows) list[n].noise = d->noise;
+        list[n++].noise_seed = d->seed;
+    }
+    return n;
+}
+
+static void put_draft_keys(struct strbuf *b, const struct tiny_options *target,
+                           const struct tiny_draft *d, const struct tensor *embedding) {
+    if (d->borrow_embedding) {
+        struct strbuf raw = {0};
+        char hash[17];
+        put_tensor(&raw, embedding, target);
+        snprintf(hash, sizeof hash, "%016llx", (unsigned long long)XXH3_64bits(raw.data, raw.n));
+        strbuf_deinit(&raw);
+        key_u32(b, "llama.vocab_size", TINY_VOCAB);
+        put_name(b, "tandem.draft.borrow_embedding");
+        put_u32(b, FILE_BOOL);
+        strbuf_append_char(b, 1);
+        key_str(b, "tandem.draft.embedding_xxh3", hash);
+    } else put_vocabulary(b);
+    if (!d->head_ids) return;
+    key_array(b, "tandem.draft.head_ids", FILE_U32, (uint64_t)d->n_head_ids);
+    for (int i = 0; i < d->n_head_ids; i++) put_u32(b, (uint32_t)d->head_ids[i]);
+}
+
+void tiny_draft_bytes(const struct tiny_options *target, const struct tiny_draft *d,
+                      struct strbuf *b) {
+    static struct tensor list[MAX_TENSORS + 1];
+    struct tensor embedding;
+    struct tiny_options o = *target;
+    assert_in_range(d->n_layers, 1, target->n_layers);
+    assert_in_range(target->n_layers, 1, MAX_LAYERS);
+    o.n_layers = d->n_layers;
+    if (d->context) o.context = d->context;
+    size_t n = list_draft_tensors(list, target, d, &embedding), start = b->n;
+    size_t keys = (d->borrow_embedding ? 3 : N_VOCABULARY_KEYS) + (d->head_ids ? 1 : 0);
+    put_header(b, n, N_CONFIG_KEYS + keys);
+    put_config(b, &o, "tiny draft");
+    put_draft_keys(b, target, d, &embedding);
+    put_tensors(b, start, list, n, &o);
+}
+
+/* ---- On disk ---- */
+
+static void write_new_file(char *path, struct strbuf *b) {
+    int fd = mkstemps(path, 5);
+    FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
+    if (!f) fail_msg("cannot make %s", path);
+    assert_int_equal(fwrite(b->data, 1, b->n, f), b->n);
+    assert_int_equal(fclose(f), 0);
+    strbuf_deinit(b);
 }
 
 const char *tiny_model_file(const struct tiny_options *o) {
@@ -294,11 +408,15 @@ const char *tiny_model_file(const struct tiny_options *o) {
     memcpy(path, "/tmp/tandem-tiny-XXXXXX.gguf", sizeof path);
     struct strbuf b = {0};
     tiny_model_bytes(o, &b);
-    int fd = mkstemps(path, 5);
-    FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
-    if (!f) fail_msg("cannot make %s", path);
-    assert_int_equal(fwrite(b.data, 1, b.n, f), b.n);
-    assert_int_equal(fclose(f), 0);
-    strbuf_deinit(&b);
+    write_new_file(path, &b);
+    return path;
+}
+
+const char *tiny_draft_file(const struct tiny_options *target, const struct tiny_draft *d) {
+    static char path[] = "/tmp/tandem-tiny-draft-XXXXXX.gguf";
+    memcpy(path, "/tmp/tandem-tiny-draft-XXXXXX.gguf", sizeof path);
+    struct strbuf b = {0};
+    tiny_draft_bytes(target, d, &b);
+    write_new_file(path, &b);
     return path;
 }

@@ -41,4 +41,32 @@ void tiny_model_bytes(const struct tiny_options *o, struct strbuf *out);
  * next call). The caller unlinks it, which is allowed as soon as it was opened. */
 const char *tiny_model_file(const struct tiny_options *o);
 
+/* A draft for a tiny target: the target's own weights, fewer layers or noisier ones, so that it
+ * agrees with the target often but not always. Embedding and head rows are the target's to the bit,
+ * whether they stand in the draft's file or are borrowed: a draft that is stored whole and one that
+ * borrows have equal logits. How often greedy choices agree is held by tests/test_draft_file.c. */
+struct tiny_draft {
+    int n_layers;          /* 1..the target's: its first ones */
+    float noise;           /* layer matrices get that share of their own size in other numbers */
+    uint64_t seed;         /* of the noise */
+    int context;           /* 0: the target's */
+    bool borrow_embedding; /* no token_embd.weight, no tokenizer, the keys tandem.draft.* instead */
+    const int32_t *head_ids; /* [n_head_ids] ascending ids of a reduced head; NULL: all */
+    int n_head_ids;
+    bool own_head; /* output.weight stands in the file. Without: the rows are the embedding's of a
+                    * tied draft, or borrowed from the target. A draft of an untied target that does
+                    * not borrow has it whatever this says */
+};
+
+/* All layers, noise .04, nothing borrowed, whole head, context as the target's: at 0.7 to 0.75 of
+ * the places of a greedy answer the draft's choice is the target's. Noise .07 agrees at 0.55, a
+ * layer fewer without noise at 0.35, all layers without noise always. */
+void tiny_draft_default(struct tiny_draft *d, const struct tiny_options *target);
+
+/* Append the draft's file; the same to a new file (a static buffer of its own: a target's path
+ * stays valid). */
+void tiny_draft_bytes(const struct tiny_options *target, const struct tiny_draft *d,
+                      struct strbuf *out);
+const char *tiny_draft_file(const struct tiny_options *target, const struct tiny_draft *d);
+
 #endif

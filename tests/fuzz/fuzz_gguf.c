@@ -1,5 +1,5 @@
 /* Any bytes as a GGUF file: no crash; what opens can be asked everything, and the config reader
- * too. */
+ * too, with the keys of a draft. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "model/config.h"
+#include "model/config_private.h"
 #include "model/gguf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -34,6 +35,20 @@ static void ask_everything(const struct gguf *g) {
     }
 }
 
+/* What the config reader took of a draft's keys holds. */
+static void check_draft(const struct model_config *c, const struct gguf *g) {
+    uint64_t hash;
+    if (c->borrows_embedding && config__embedding_hash(g, &hash, NULL) != 0) abort();
+    if (c->borrows_head && (!c->borrows_embedding || c->tied)) abort();
+    if (c->n_head == c->vocab) return;
+    int32_t *ids = malloc((size_t)c->n_head * sizeof *ids);
+    if (!ids) return;
+    config__copy_head_ids(g, ids, c->n_head);
+    for (int i = 0; i < c->n_head; i++)
+        if (ids[i] < 0 || ids[i] >= c->vocab || (i && ids[i] <= ids[i - 1])) abort();
+    free(ids);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     struct gguf *g;
     struct err e = {0};
@@ -43,7 +58,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     }
     ask_everything(g);
     struct model_config c;
-    if (model_config_from_gguf(&c, g, &e) == 0 && model_config_check(&c, &e) != 0) abort();
+    if (model_config_from_gguf(&c, g, &e) == 0) {
+        if (model_config_check(&c, &e) != 0) abort();
+        check_draft(&c, g);
+    }
     for (size_t i = 0; i < gguf_n_tensors(g); i++) {
         const struct gguf_tensor *t = gguf_tensor_at(g, i);
         if (t->data < data || t->bytes > n || t->data + t->bytes > data + n) abort();

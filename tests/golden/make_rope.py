@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the table of rope frequencies in tests/test_config.c: numpy in f32, from the published formulas
+"""Print the table of rope frequencies in tests/test_rope.c: numpy in f32, from the published formulas
 (transformers' modeling_rope_utils.py is the authority; Llama 3.1's model card, YaRN arXiv:2309.00071)."""
 import math
 
