@@ -66,19 +66,19 @@ struct slot *kvpool__slot(const struct kvpool *p, int32_t page) {
     return &p->slots[(x - p->extents) * p->max_ppe + slot_index(p, page, x)];
 }
 
-bool kvpool__fits(const struct kvpool *p, const int more_used[KVPOOL_N_CLASSES],
-                  const int more_pinned[KVPOOL_N_CLASSES],
-                  const int more_reserved[KVPOOL_N_CLASSES]) {
+long long kvpool__extents_needed(const struct kvpool *p, int c, int more_pages, int more_pinned) {
+    const struct class_state *s = &p->cls[c];
+    if (!s->ppe) return 0;
+    long long pages = (long long)s->n_charged + s->n_reserved + more_pages;
+    long long need = (pages + s->ppe - 1) / s->ppe;
+    if (need < s->n_pinned + more_pinned) need = s->n_pinned + more_pinned;
+    return need < s->min_ext ? s->min_ext : need;
+}
+
+bool kvpool__fits(const struct kvpool *p, int c, int more_pages, int more_pinned) {
     long long n = 0;
-    for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
-        const struct class_state *s = &p->cls[c];
-        if (!s->ppe) continue;
-        long long pages = (long long)s->n_used + more_used[c] + s->n_reserved + more_reserved[c];
-        long long need = (pages + s->ppe - 1) / s->ppe;
-        if (need < s->n_pinned + more_pinned[c]) need = s->n_pinned + more_pinned[c];
-        if (need < s->min_ext) need = s->min_ext;
-        n += need;
-    }
+    for (int i = 0; i < KVPOOL_N_CLASSES; i++)
+        n += kvpool__extents_needed(p, i, i == c ? more_pages : 0, i == c ? more_pinned : 0);
     return n <= p->n_extents;
 }
 
@@ -114,8 +114,21 @@ static void extent_claim(struct kvpool *p, struct extent *x, int c) {
     p->cls[c].n_ext++;
 }
 
+/* What the references to a page cost: see kvpool_private.h. */
+static int charge_of(const struct slot *t) {
+    return t->n_windowed + (t->refs > t->n_windowed);
+}
+
+static void change_refs(struct class_state *s, struct slot *t, int d, bool windowed) {
+    s->n_charged -= charge_of(t);
+    t->refs += d;
+    t->n_windowed += windowed ? d : 0;
+    ASSERT(t->n_windowed >= 0 && t->refs >= t->n_windowed);
+    s->n_charged += charge_of(t);
+}
+
 /* A free slot of x becomes a used page. */
-static int32_t slot_take(struct kvpool *p, struct extent *x) {
+static int32_t slot_take(struct kvpool *p, struct extent *x, bool windowed) {
     struct class_state *s = &p->cls[x->cls];
     size_t e_idx = (size_t)(x - p->extents);
     struct slot *slots = &p->slots[e_idx * (size_t)p->max_ppe];
@@ -123,14 +136,15 @@ static int32_t slot_take(struct kvpool *p, struct extent *x) {
     if (idx >= 0) x->free_head = slots[idx].next;
     else idx = x->n_fresh++;
     ASSERT(idx < s->ppe && slots[idx].refs == 0 && slots[idx].node < 0);
-    slots[idx].refs = 1;
+    change_refs(s, &slots[idx], 1, windowed);
     slots[idx].next = -1;
     extent_move(p, x, 1, 0);
     return (int32_t)((e_idx * p->extent_bytes + (size_t)idx * s->page_bytes) / KVPOOL_ALIGN);
 }
 
 /* Make a page of a mixed extent free: the cached one whose node was registered first. The order of
- * last use does not decide here: the page must lie in an extent that is pinned already. */
+ * last use does not decide here: the page must lie in an extent that is pinned already. A draft
+ * page goes alone. */
 static void evict_in(struct kvpool *p, const struct extent *x) {
     const struct slot *slots = &p->slots[(x - p->extents) * p->max_ppe];
     int32_t victim = -1;
@@ -140,19 +154,17 @@ static void evict_in(struct kvpool *p, const struct extent *x) {
             victim = slots[i].node;
     }
     ASSERT(victim >= 0);
-    kvpool__prefix_drop(p, victim);
+    if (x->cls == KVPOOL_DRAFT) kvpool__prefix_drop_draft(p, victim);
+    else kvpool__prefix_drop(p, victim);
 }
 
-int32_t kvpool__page_take(struct kvpool *p, int c) {
-    static const int none[KVPOOL_N_CLASSES];
+int32_t kvpool__page_take(struct kvpool *p, int c, bool windowed) {
     struct class_state *s = &p->cls[c];
-    int one_pin[KVPOOL_N_CLASSES] = {0};
-    one_pin[c] = 1;
     ASSERT(s->n_reserved > 0);
     int32_t idx;
     for (;;) {
         if ((idx = p->lists[LIST_ROOM + c].head) >= 0) break;
-        if (!kvpool__fits(p, none, one_pin, none)) {
+        if (!kvpool__fits(p, c, 0, 1)) {
             /* Case 3 of the proof. */
             idx = p->lists[LIST_MIXED + c].head;
             ASSERT(idx >= 0);
@@ -168,8 +180,8 @@ int32_t kvpool__page_take(struct kvpool *p, int c) {
         ASSERT(evicted); /* case 2 of the proof */
     }
     s->n_reserved--;
-    int32_t page = slot_take(p, &p->extents[idx]);
-    ASSERT(kvpool__fits(p, none, none, none));
+    int32_t page = slot_take(p, &p->extents[idx], windowed);
+    ASSERT(kvpool__fits(p, c, 0, 0));
     return page;
 }
 
@@ -180,21 +192,25 @@ static void slot_free(struct kvpool *p, int32_t page) {
     x->free_head = idx;
 }
 
-void kvpool__page_ref(struct kvpool *p, int32_t page) {
+void kvpool__page_ref(struct kvpool *p, int32_t page, bool windowed) {
     struct slot *t = kvpool__slot(p, page);
-    if (t->refs++ > 0) return;
+    struct extent *x = kvpool__extent(p, page);
+    change_refs(&p->cls[x->cls], t, 1, windowed);
+    if (t->refs > 1) return;
     ASSERT(t->node >= 0); /* a free page is taken, not referenced */
-    extent_move(p, kvpool__extent(p, page), 1, -1);
-    kvpool__prefix_busy(p, t->node);
+    extent_move(p, x, 1, -1);
+    kvpool__prefix_busy(p, t->node, x->cls);
 }
 
-void kvpool__page_unref(struct kvpool *p, int32_t page) {
+void kvpool__page_unref(struct kvpool *p, int32_t page, bool windowed) {
     struct slot *t = kvpool__slot(p, page);
+    struct extent *x = kvpool__extent(p, page);
     ASSERT(t->refs > 0);
-    if (--t->refs > 0) return;
+    change_refs(&p->cls[x->cls], t, -1, windowed);
+    if (t->refs > 0) return;
     if (t->node < 0) slot_free(p, page);
-    extent_move(p, kvpool__extent(p, page), -1, t->node >= 0);
-    if (t->node >= 0) kvpool__prefix_idle(p, t->node);
+    extent_move(p, x, -1, t->node >= 0);
+    if (t->node >= 0) kvpool__prefix_idle(p, t->node, x->cls);
 }
 
 void kvpool__page_uncache(struct kvpool *p, int32_t page) {

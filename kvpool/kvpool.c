@@ -47,7 +47,8 @@ static int layout_make(const struct kvpool_options *o, struct layout *l, struct 
         if (c != KVPOOL_DRAFT)
             most_nodes = min_size(most_nodes, (size_t)l->g.n_extents * (size_t)ppe);
     }
-    l->n_nodes = (int)min_size(most_nodes, (size_t)o->max_cached);
+    /* A draft alone has nothing that a node could hold. */
+    l->n_nodes = most_nodes == SIZE_MAX ? 0 : (int)min_size(most_nodes, (size_t)o->max_cached);
     l->n_buckets = 1;
     while (l->n_buckets < l->n_nodes) l->n_buckets *= 2;
     l->bytes = align_up(sizeof(struct kvpool), REGION_ALIGN);
@@ -118,12 +119,16 @@ void kvpool_get_stats(const struct kvpool *p, struct kvpool_stats *out) {
                                  .n_seqs = p->n_seqs,
                                  .n_cached_nodes = p->n_nodes,
                                  .n_generated_nodes = p->n_generated,
+                                 .n_draft_nodes = p->n_draft_nodes,
                                  .n_lookups = p->n_lookups,
                                  .n_hits = p->n_hits,
                                  .n_hit_tokens = p->n_hit_tokens,
                                  .n_lookup_tokens = p->n_lookup_tokens,
                                  .n_evicted = p->n_evicted,
-                                 .n_hit_generated_tokens = p->n_hit_generated};
+                                 .n_hit_generated_tokens = p->n_hit_generated,
+                                 .n_hit_draft_tokens = p->n_hit_draft,
+                                 .n_evicted_draft = p->n_evicted_draft,
+                                 .n_draft_dropped = p->n_draft_dropped};
     for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
         const struct class_state *s = &p->cls[c];
         struct kvpool_class_stats *t = &out->of[c];
@@ -150,7 +155,7 @@ static void check_extent(const struct kvpool *p, int idx) {
     }
     int ppe = p->cls[x->cls].ppe;
     for (int i = 0; i < p->max_ppe; i++) {
-        ASSERT(slots[i].refs == slots[i].seen);
+        ASSERT(slots[i].refs == slots[i].seen && slots[i].n_windowed == slots[i].seen_windowed);
         ASSERT(i < x->n_fresh || (!slots[i].refs && slots[i].node < 0));
         if (slots[i].refs) n_used++;
         else if (slots[i].node >= 0) n_cached++;
@@ -171,11 +176,10 @@ static void check_extent(const struct kvpool *p, int idx) {
 }
 
 void kvpool_check(const struct kvpool *p) {
-    static const int none[KVPOOL_N_CLASSES];
     struct class_state want[KVPOOL_N_CLASSES] = {0};
     int n_free = 0, n_listed = 0, n_unlisted = 0;
     size_t n_slots = (size_t)p->n_extents * (size_t)p->max_ppe;
-    for (size_t i = 0; i < n_slots; i++) p->slots[i].seen = 0;
+    for (size_t i = 0; i < n_slots; i++) p->slots[i].seen = p->slots[i].seen_windowed = 0;
     kvpool__seqs_check(p);
     for (int i = 0; i < p->n_extents; i++) {
         const struct extent *x = &p->extents[i];
@@ -187,11 +191,16 @@ void kvpool_check(const struct kvpool *p) {
         want[x->cls].n_pinned += x->n_used > 0;
         want[x->cls].n_used += x->n_used;
         want[x->cls].n_cached += x->n_cached;
+        const struct slot *slots = &p->slots[(size_t)i * (size_t)p->max_ppe];
+        for (int k = 0; k < p->cls[x->cls].ppe; k++)
+            want[x->cls].n_charged += slots[k].n_windowed + (slots[k].refs > slots[k].n_windowed);
     }
     for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
         const struct class_state *s = &p->cls[c];
         ASSERT(s->n_ext == want[c].n_ext && s->n_pinned == want[c].n_pinned);
         ASSERT(s->n_used == want[c].n_used && s->n_cached == want[c].n_cached);
+        ASSERT(s->n_charged == want[c].n_charged && s->n_charged >= s->n_used);
+        ASSERT(c == KVPOOL_DRAFT || s->n_charged == s->n_used);
         ASSERT(s->n_reserved >= 0);
     }
     for (int l = 0; l < LIST_NONE; l++)
@@ -199,6 +208,6 @@ void kvpool_check(const struct kvpool *p) {
             ASSERT(p->extents[i].list == l && p->extents[i].prev == prev &&
                    ++n_listed <= p->n_extents);
     ASSERT(n_listed + n_unlisted == p->n_extents && n_free == p->n_extents_free);
-    ASSERT(kvpool__fits(p, none, none, none));
+    ASSERT(kvpool__fits(p, 0, 0, 0));
     kvpool__prefix_check(p);
 }

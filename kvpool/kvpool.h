@@ -119,10 +119,12 @@ struct kvpool_want {
  * shared, reference counted), never more than n_prompt - KVPOOL_SHARED_TAIL tokens rounded down to
  * blocks; *n_hit gets its tokens: positions below it are addressable in the target's classes. Draft
  * pages are part of a cached prefix where the draft had seen it: *n_draft_hit <= *n_hit tokens from
- * the start are addressable in the draft class. Blocks that an answer wrote are only taken by a
- * sequence of the same conversation. The hit is shorter than what is cached where taking all of it
- * would not fit. E_FULL: no room now (nothing changed); E_TOO_LONG: can never fit; E_RANGE:
- * n_tokens < 1 or n_prompt outside 0..n_tokens. */
+ * the start are addressable in the draft class; where that would be draft_blocks pages or more, the
+ * first block and the newest draft_blocks - 2 of them are, and the table entries between are -1.
+ * Blocks that an answer wrote are only taken by a sequence of the same conversation. The hit is
+ * shorter than what is cached where taking all of it would not fit. E_FULL: no room now (nothing
+ * changed); E_TOO_LONG: can never fit; E_RANGE: n_tokens < 1, n_prompt outside 0..n_tokens or
+ * draft_blocks < 0. */
 int kvpool_seq_open(struct kvpool *p, const struct kvpool_want *want, int *seq, int *n_hit,
                     int *n_draft_hit, struct err *e);
 
@@ -132,8 +134,10 @@ void kvpool_seq_drop_draft(struct kvpool *p, int seq);
 bool kvpool_seq_has_draft(const struct kvpool *p, int seq);
 
 /* Give back the draft pages of blocks [first, end), which the draft will not read again (behind its
- * window); their table entries become -1. They count against draft_blocks no longer. Blocks given
- * back already are passed over. */
+ * window); their table entries become -1. They count against draft_blocks no longer: as many pages
+ * are reserved again. Without draft_blocks nothing is: what is reserved reaches to the end of the
+ * sequence anyway. Blocks given back already are passed over; a partly filled last block stays. A
+ * block that is given back before it was registered ends the part of the draft that is cached. */
 void kvpool_seq_forget_draft(struct kvpool *p, int seq, int first, int end);
 
 /* Make positions < n_tokens of class c addressable: takes pages from the reservation. Never fails
@@ -151,21 +155,22 @@ void kvpool_seq_truncate(struct kvpool *p, int seq, enum kvpool_class c, int n_t
  * a block that is shared or cached, i.e. after a truncate into a block that came from a hit or was
  * registered. The round never does that: hits are whole blocks, only committed whole blocks are
  * registered, and a rollback stays at or above what is committed. A page that only the cache shares
- * is taken out of the cache (with all cached blocks behind it). A page that another sequence uses
- * is replaced: *must_copy is true, and the caller copies the bytes of page *src to page *dst before
- * the write. E_FULL: no page to copy to (nothing changed). */
+ * is taken out of the cache (with all cached blocks behind it; a draft page alone). A page that
+ * another sequence uses is replaced: *must_copy is true, and the caller copies the bytes of page
+ * *src to page *dst before the write. E_FULL: no page to copy to (nothing changed). */
 int kvpool_seq_writable(struct kvpool *p, int seq, enum kvpool_class c, int block_idx,
                         bool *must_copy, int32_t *src, int32_t *dst, struct err *e);
 
-/* Up to how many tokens extend cannot fail. Constant but for shrink and for a truncate that gives
- * back blocks shared with another sequence, in a pool that is full. */
+/* Up to how many tokens extend cannot fail. Constant but for shrink, for a truncate that gives back
+ * blocks shared with another sequence in a pool that is full, and with draft_blocks, where it moves
+ * with the pages held: draft_blocks never shrinks, whoever shares them. */
 int kvpool_seq_limit(const struct kvpool *p, int seq, enum kvpool_class c);
 
 /* Tokens addressable in class c. */
 int kvpool_seq_n_tokens(const struct kvpool *p, int seq, enum kvpool_class c);
 
-/* Page table of a class: ids of blocks 0..n-1, valid until the next call that changes the sequence.
- */
+/* Page table of a class: ids of blocks 0..n-1 (-1: a draft block given back), valid until the next
+ * call that changes the sequence. */
 const int32_t *kvpool_seq_pages(const struct kvpool *p, int seq, enum kvpool_class c,
                                 int *n_blocks);
 
@@ -175,10 +180,11 @@ const int32_t *kvpool_seq_pages(const struct kvpool *p, int seq, enum kvpool_cla
  * later call). `origin` says by which law the blocks new in this call were computed; register a
  * prompt with KVPOOL_PROMPT before the first answer token is committed, so that only the block on
  * the border counts as generated (and all that follow it, whatever their own origin: they depend on
- * it). Generated blocks are registered under the sequence's conversation and found by it alone. A
- * block that is cached already keeps its older page. Cheap when no new block is complete. A full
- * cache forgets the node unused longest; one full of nodes in use registers nothing. See
- * docs/kvpool.md, "Generated pages". */
+ * it). Generated blocks are registered under the sequence's conversation and found by it alone;
+ * conversation 0 registers none. The first call with KVPOOL_GENERATED ends the prompt: later calls
+ * cannot extend it. A block that is cached already keeps its older page. Cheap when no new block is
+ * complete. A full cache forgets the node unused longest; one full of nodes in use registers
+ * nothing. See docs/kvpool.md, "Generated pages". */
 enum kvpool_origin { KVPOOL_PROMPT, KVPOOL_GENERATED };
 void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n_committed,
                          enum kvpool_origin origin);
@@ -208,9 +214,13 @@ struct kvpool_stats {
     size_t extent_bytes;
     int n_seqs, n_cached_nodes;
     int n_generated_nodes; /* of those, KVPOOL_GENERATED */
+    int n_draft_nodes;     /* of those, with a draft page */
     /* admitted sequences that brought a prompt; of those with a hit; tokens; nodes forgotten */
     long long n_lookups, n_hits, n_hit_tokens, n_lookup_tokens, n_evicted;
     long long n_hit_generated_tokens; /* of n_hit_tokens, in KVPOOL_GENERATED blocks */
+    long long n_hit_draft_tokens;     /* of n_hit_tokens, the draft's too */
+    long long n_evicted_draft;        /* draft pages that a node lost while it stayed */
+    long long n_draft_dropped;        /* sequences that went on without a draft */
 };
 void kvpool_get_stats(const struct kvpool *p, struct kvpool_stats *out);
 

@@ -20,28 +20,6 @@ void *aligned_alloc(size_t align, size_t bytes) {
     return fail_alloc ? NULL : memalign(align, bytes);
 }
 
-static void fill(int32_t *t, int n, int first) {
-    for (int i = 0; i < n; i++) t[i] = first + i;
-}
-
-static void extend_all(struct kvpool *p, int seq, bool draft, int n) {
-    if (draft) kvpool_seq_extend(p, seq, KVPOOL_DRAFT, n);
-    kvpool_seq_extend(p, seq, KVPOOL_SHALLOW, n);
-    kvpool_seq_extend(p, seq, KVPOOL_DEEP, n);
-}
-
-/* Open, compute all n tokens, register, close: n tokens are then cached. */
-static int serve(struct kvpool *p, const int32_t *tokens, int n, bool draft, uint64_t salt) {
-    struct err e = {0};
-    int seq, hit;
-    assert_ok(kvpool_seq_open(p, n, draft, tokens, n, salt, &seq, &hit, &e), e);
-    extend_all(p, seq, draft, n);
-    kvpool_seq_register(p, seq, tokens, n, KVPOOL_PROMPT, salt);
-    kvpool_seq_close(p, seq);
-    kvpool_check(p);
-    return hit;
-}
-
 static void test_kvpool_hit_rounding(void) {
     struct kvpool_options o = options(1, 1, 1, 1024);
     struct kvpool *p = open_pool(&o);
@@ -54,14 +32,14 @@ static void test_kvpool_hit_rounding(void) {
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         struct err e = {0};
         int seq, hit;
-        assert_ok(kvpool_seq_open(p, 512, true, t, want[i][0], 0, &seq, &hit, &e), e);
+        assert_ok(open_seq(p, 512, true, t, want[i][0], 0, &seq, &hit, &e), e);
         assert_int_equal(hit, want[i][1]);
         kvpool_seq_close(p, seq);
     }
-    /* Neither another salt nor the pair without its draft finds anything. */
+    /* Another salt finds nothing; a sequence without a draft finds what one with a draft left. */
     assert_int_equal(serve(p, t, 512, true, 1), 0);
     assert_int_equal(serve(p, t, 512, true, 1), 448);
-    assert_int_equal(serve(p, t, 512, false, 0), 0);
+    assert_int_equal(serve(p, t, 512, false, 0), 448);
     /* One differing token ends the hit at its block. */
     t[200] = -1;
     assert_int_equal(serve(p, t, 512, true, 0), 192);
@@ -99,9 +77,9 @@ static void test_kvpool_lru_order(void) {
     for (int i = 0; i < 4; i++) {
         struct err e = {0};
         int seq, hit;
-        assert_ok(kvpool_seq_open(p, 128, false, t[i], 128, 0, &seq, &hit, &e), e);
+        assert_ok(open_seq(p, 128, false, t[i], 128, 0, &seq, &hit, &e), e);
         kvpool_seq_extend(p, seq, KVPOOL_DEEP, 128);
-        kvpool_seq_register(p, seq, t[i], 128, KVPOOL_PROMPT, 0);
+        kvpool_seq_register(p, seq, t[i], 128, KVPOOL_PROMPT);
         kvpool_seq_close(p, seq);
     }
     kvpool_get_stats(p, &st);
@@ -111,18 +89,18 @@ static void test_kvpool_lru_order(void) {
     int seq, hit;
     int32_t longer[160] = {0};
     memcpy(longer, t[0], sizeof t[0]);
-    assert_ok(kvpool_seq_open(p, 160, false, longer, 160, 0, &seq, &hit, &e), e);
+    assert_ok(open_seq(p, 160, false, longer, 160, 0, &seq, &hit, &e), e);
     assert_int_equal(hit, 128);
     kvpool_seq_close(p, seq);
     /* One page of new text takes one page: the end of prompt 1, whose beginning stays. */
-    assert_ok(kvpool_seq_open(p, 64, false, t[4], 64, 0, &seq, &hit, &e), e);
+    assert_ok(open_seq(p, 64, false, t[4], 64, 0, &seq, &hit, &e), e);
     kvpool_seq_extend(p, seq, KVPOOL_DEEP, 64);
     kvpool_get_stats(p, &st);
     assert_int_equal(st.n_evicted, 1);
     for (int i = 0; i < 4; i++) {
-        int32_t first = kvpool__prefix_find(p, -1, 0, 1 << KVPOOL_DEEP, t[i]);
+        int32_t first = kvpool__prefix_find(p, -1, 0, 0, t[i]);
         assert_true(first >= 0);
-        int32_t second = kvpool__prefix_find(p, first, 0, 1 << KVPOOL_DEEP, t[i] + 64);
+        int32_t second = kvpool__prefix_find(p, first, 0, 0, t[i] + 64);
         assert_int_equal(second >= 0, i != 1);
     }
     kvpool_seq_close(p, seq);
@@ -140,24 +118,24 @@ static void test_kvpool_lru_foreign_parent(void) {
     int a, b, hit;
     fill(t, 192, 0);
     fill(other, 64, 5000);
-    assert_ok(kvpool_seq_open(p, 192, false, t, 192, 0, &a, &hit, &e), e);
-    assert_ok(kvpool_seq_open(p, 192, false, t, 192, 0, &b, &hit, &e), e);
+    assert_ok(open_seq(p, 192, false, t, 192, 0, &a, &hit, &e), e);
+    assert_ok(open_seq(p, 192, false, t, 192, 0, &b, &hit, &e), e);
     kvpool_seq_extend(p, a, KVPOOL_DEEP, 192);
     kvpool_seq_extend(p, b, KVPOOL_DEEP, 192);
-    kvpool_seq_register(p, a, t, 64, KVPOOL_PROMPT, 0);
-    kvpool_seq_register(p, b, t, 128, KVPOOL_PROMPT, 0);
+    kvpool_seq_register(p, a, t, 64, KVPOOL_PROMPT);
+    kvpool_seq_register(p, b, t, 128, KVPOOL_PROMPT);
     kvpool_seq_close(p, a);
-    int32_t first = kvpool__prefix_find(p, -1, 0, 1 << KVPOOL_DEEP, t);
+    int32_t first = kvpool__prefix_find(p, -1, 0, 0, t);
     for (int i = 0; i < 2; i++) {
-        assert_ok(kvpool_seq_open(p, 64, false, other, 64, 0, &a, &hit, &e), e);
+        assert_ok(open_seq(p, 64, false, other, 64, 0, &a, &hit, &e), e);
         kvpool_seq_extend(p, a, KVPOOL_DEEP, 64);
-        kvpool_seq_register(p, a, other, 64, KVPOOL_PROMPT, 0);
+        kvpool_seq_register(p, a, other, 64, KVPOOL_PROMPT);
         kvpool_seq_close(p, a);
         other[0]--;
-        assert_int_not_equal(p->lru.head, first);
-        if (i == 0) kvpool_seq_register(p, b, t, 192, KVPOOL_PROMPT, 0);
+        assert_int_not_equal(p->lru[LRU_WHOLE].head, first);
+        if (i == 0) kvpool_seq_register(p, b, t, 192, KVPOOL_PROMPT);
         else kvpool_seq_close(p, b);
-        assert_int_equal(p->lru.head, first);
+        assert_int_equal(p->lru[LRU_WHOLE].head, first);
         kvpool_check(p);
     }
     kvpool_close(p);
@@ -174,16 +152,16 @@ static void test_kvpool_classes_share(void) {
     assert_true(alone > both && both >= 64);
     for (int i = 0; i < 4; i++) {
         int seq, other, hit, n = i % 2 ? alone : both;
-        assert_ok(kvpool_seq_open(p, n, i % 2 == 0, NULL, 0, 0, &seq, &hit, &e), e);
-        assert_int_equal(kvpool_seq_open(p, 64, true, NULL, 0, 0, &other, &hit, &e), E_FULL);
+        assert_ok(open_seq(p, n, i % 2 == 0, NULL, 0, 0, &seq, &hit, &e), e);
+        assert_int_equal(open_seq(p, 64, true, NULL, 0, 0, &other, &hit, &e), E_FULL);
         extend_all(p, seq, i % 2 == 0, n);
         kvpool_check(p);
         kvpool_seq_close(p, seq);
     }
     int seq, hit;
-    assert_int_equal(kvpool_seq_open(p, alone + 1, false, NULL, 0, 0, &seq, &hit, &e), E_TOO_LONG);
+    assert_int_equal(open_seq(p, alone + 1, false, NULL, 0, 0, &seq, &hit, &e), E_TOO_LONG);
     assert_non_null(strstr(e.message, "at most"));
-    assert_int_equal(kvpool_seq_open(p, 0, false, NULL, 0, 0, &seq, &hit, &e), E_RANGE);
+    assert_int_equal(open_seq(p, 0, false, NULL, 0, 0, &seq, &hit, &e), E_RANGE);
     kvpool_close(p);
 }
 
@@ -248,17 +226,17 @@ static void test_kvpool_unused_classes(void) {
     assert_int_equal(need[KVPOOL_DRAFT] + need[KVPOOL_SHALLOW], 0);
     assert_int_equal(need[KVPOOL_DEEP], 2);
     for (int i = 0; i < o.max_seqs; i++) {
-        assert_ok(kvpool_seq_open(p, 65, true, NULL, 0, 0, &seq[i], &hit, &e), e);
+        assert_ok(open_seq(p, 65, true, NULL, 0, 0, &seq[i], &hit, &e), e);
         extend_all(p, seq[i], true, 65);
         for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
             kvpool_seq_pages(p, seq[i], (enum kvpool_class)c, &n);
             assert_int_equal(n, need[c]);
         }
     }
-    assert_int_equal(kvpool_seq_open(p, 65, true, NULL, 0, 0, &seq[8], &hit, &e), E_FULL);
+    assert_int_equal(open_seq(p, 65, true, NULL, 0, 0, &seq[8], &hit, &e), E_FULL);
     assert_non_null(strstr(e.message, "all 8 sequences"));
     kvpool_seq_close(p, seq[3]);
-    assert_ok(kvpool_seq_open(p, 65, true, NULL, 0, 0, &seq[3], &hit, &e), e);
+    assert_ok(open_seq(p, 65, true, NULL, 0, 0, &seq[3], &hit, &e), e);
     kvpool_check(p);
     kvpool_close(p);
 }
@@ -340,9 +318,9 @@ static void test_kvpool_private_copy(void) {
     bool must_copy;
     fill(t, 256, 0);
     serve(p, t, 192, false, 0);
-    assert_ok(kvpool_seq_open(p, 256, false, t, 256, 0, &a, &hit, &e), e);
+    assert_ok(open_seq(p, 256, false, t, 256, 0, &a, &hit, &e), e);
     assert_int_equal(hit, 192);
-    assert_ok(kvpool_seq_open(p, 256, false, t, 256, 0, &b, &hit, &e), e);
+    assert_ok(open_seq(p, 256, false, t, 256, 0, &b, &hit, &e), e);
     int32_t shared = kvpool_seq_pages(p, a, KVPOOL_DEEP, &n)[2];
     assert_int_equal(kvpool_seq_pages(p, b, KVPOOL_DEEP, &n)[2], shared);
     kvpool_seq_truncate(p, b, KVPOOL_DEEP, 150);
@@ -367,38 +345,6 @@ static void test_kvpool_private_copy(void) {
     kvpool_close(p);
 }
 
-/* A draft that lags: only blocks that both hold are registered, the rest by a later call. */
-static void test_kvpool_register_pairs(void) {
-    struct kvpool_options o = options(1, 1, 1, 256);
-    struct kvpool *p = open_pool(&o);
-    struct err e = {0};
-    struct kvpool_stats st;
-    int32_t t[256];
-    int seq, hit;
-    fill(t, 256, 0);
-    assert_ok(kvpool_seq_open(p, 256, true, t, 256, 0, &seq, &hit, &e), e);
-    kvpool_seq_extend(p, seq, KVPOOL_SHALLOW, 256);
-    kvpool_seq_extend(p, seq, KVPOOL_DEEP, 256);
-    kvpool_seq_extend(p, seq, KVPOOL_DRAFT, 100);
-    kvpool_seq_register(p, seq, t, 256, KVPOOL_PROMPT, 0);
-    kvpool_get_stats(p, &st);
-    assert_int_equal(st.n_cached_nodes, 1);
-    kvpool_seq_extend(p, seq, KVPOOL_DRAFT, 256);
-    kvpool_seq_register(p, seq, t, 128, KVPOOL_GENERATED, 0);
-    kvpool_seq_register(p, seq, t, 255, KVPOOL_PROMPT, 0); /* behind a generated block */
-    kvpool_get_stats(p, &st);
-    assert_int_equal(st.n_cached_nodes, 3);
-    assert_int_equal(st.n_generated_nodes, 2);
-    assert_int_equal(st.of[KVPOOL_DRAFT].cached, 0); /* all in use */
-    kvpool_seq_close(p, seq);
-    assert_int_equal(serve(p, t, 256, true, 0), 192);
-    kvpool_get_stats(p, &st);
-    assert_int_equal(st.n_hit_tokens, 192);
-    assert_int_equal(st.n_hit_generated_tokens, 128);
-    assert_int_equal(st.n_lookup_tokens, 512);
-    kvpool_close(p);
-}
-
 const struct test tests[] = {
     {"kvpool_hit_rounding", TEST_QUICK, 5000, test_kvpool_hit_rounding},
     {"kvpool_collisions", TEST_QUICK, 5000, test_kvpool_collisions},
@@ -411,6 +357,5 @@ const struct test tests[] = {
     {"kvpool_bad_options", TEST_QUICK, 5000, test_kvpool_bad_options},
     {"kvpool_geometry_waste", TEST_QUICK, 5000, test_kvpool_geometry_waste},
     {"kvpool_private_copy", TEST_QUICK, 5000, test_kvpool_private_copy},
-    {"kvpool_register_pairs", TEST_QUICK, 5000, test_kvpool_register_pairs},
     {0},
 };

@@ -58,9 +58,10 @@ static void make(struct plan *p, const struct plan_input *in) {
 static int fill(const struct plan *p, int n_tokens) {
     struct err e = {0};
     struct kvpool *pool;
-    int n = 0, seq, hit;
+    struct kvpool_want want = {.n_tokens = n_tokens, .with_draft = p->with_draft};
+    int n = 0, seq, hit, draft_hit;
     assert_ok(kvpool_open(&pool, &p->pool, &e), e);
-    while (kvpool_seq_open(pool, n_tokens, p->with_draft, NULL, 0, 0, &seq, &hit, &e) == 0) {
+    while (kvpool_seq_open(pool, &want, &seq, &hit, &draft_hit, &e) == 0) {
         for (int c = 0; c < KVPOOL_N_CLASSES; c++)
             kvpool_seq_extend(pool, seq, (enum kvpool_class)c, n_tokens);
         n++;
