@@ -87,8 +87,8 @@ struct cpu_attn_isa {
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 
-/* Operations of kern_ops that live in ops_attention.c and sample.c; K and V of a token are written,
- * rows attended and tokens drawn each in one threads_run. */
+/* Operations of kern_ops that live in ops_attention.c, sample.c and accept.c; K and V of a token
+ * are written, rows attended, tokens drawn and rounds decided each in one threads_run. */
 int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
                      int n_heads, float *qkv, const struct kern_kv *kv);
 size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
@@ -97,15 +97,28 @@ int kern_cpu_attention(struct kern *k, const struct kern_batch *b, const struct 
                        int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
                        const struct kern_attn_taps *taps, void *scratch, float *out);
 size_t kern_cpu_sample_scratch_bytes(const struct kern *k, int n_rows, int vocab);
-int kern_cpu_sample(struct kern *k, int n_rows, int vocab, const float *logits, size_t stride,
+int kern_cpu_sample(struct kern *k, int n_rows, int vocab, const int32_t *ids, const float *logits,
+                    size_t stride, const struct kern_sample *params,
+                    const struct kern_history *history, void *scratch, struct kern_sampled *out,
+                    float *probs);
+size_t kern_cpu_accept_scratch_bytes(const struct kern *k, int n_rounds, int vocab);
+int kern_cpu_accept(struct kern *k, int n_rounds, int vocab, const float *logits, size_t stride,
                     const struct kern_sample *params, const struct kern_history *history,
-                    void *scratch, struct kern_sampled *out, float *probs);
+                    const struct kern_round *rounds, const int32_t *draft,
+                    const struct kern_draft_probs *q, void *scratch, int32_t *n_accepted,
+                    struct kern_sampled *out);
+
+/* The draw by Gumbel noise; kernels/cpu/gumbel.h says what it promises. */
+struct cpu_gumbel_row;
+typedef int cpu_gumbel_fn(const struct cpu_gumbel_row *g);
+extern cpu_gumbel_fn cpu_gumbel_plain, cpu_gumbel_avx2, cpu_gumbel_avx512;
 
 struct cpu_isa {
     const char *name;
     const struct cpu_matmul_isa *matmul;
     const struct cpu_rowwise_isa *rowwise;
     const struct cpu_attn_isa *attn;
+    cpu_gumbel_fn *gumbel;
 };
 
 /* Tables that are always there; isa.c lists all that are linked. */

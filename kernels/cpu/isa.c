@@ -9,6 +9,7 @@ const struct cpu_isa cpu_isa_reference = {
     .matmul = &cpu_matmul_reference,
     .rowwise = &cpu_rowwise_reference,
     .attn = &cpu_attn_reference,
+    .gumbel = cpu_gumbel_plain,
 };
 
 const struct cpu_isa cpu_isa_plain = {
@@ -16,6 +17,7 @@ const struct cpu_isa cpu_isa_plain = {
     .matmul = &cpu_matmul_plain,
     .rowwise = &cpu_rowwise_plain,
     .attn = &cpu_attn_plain,
+    .gumbel = cpu_gumbel_plain,
 };
 
 #if defined(__x86_64__)
@@ -24,18 +26,21 @@ static const struct cpu_isa isa_avx2 = {
     .matmul = &cpu_matmul_avx2,
     .rowwise = &cpu_rowwise_avx2,
     .attn = &cpu_attn_avx2,
+    .gumbel = cpu_gumbel_avx2,
 };
 static const struct cpu_isa isa_avxvnni = {
     .name = "avxvnni",
     .matmul = &cpu_matmul_avxvnni,
     .rowwise = &cpu_rowwise_avx2,
     .attn = &cpu_attn_avx2,
+    .gumbel = cpu_gumbel_avx2,
 };
 static const struct cpu_isa isa_avx512 = {
     .name = "avx512",
     .matmul = &cpu_matmul_avx512,
     .rowwise = &cpu_rowwise_avx512,
     .attn = &cpu_attn_avx512,
+    .gumbel = cpu_gumbel_avx512,
 };
 #endif
 

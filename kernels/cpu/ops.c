@@ -276,5 +276,7 @@ const struct kern_ops cpu_ops = {
     .attention = kern_cpu_attention,
     .sample_scratch_bytes = kern_cpu_sample_scratch_bytes,
     .sample = kern_cpu_sample,
+    .accept_scratch_bytes = kern_cpu_accept_scratch_bytes,
+    .accept = kern_cpu_accept,
     .copy_page = op_copy_page,
 };
