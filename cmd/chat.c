@@ -1,9 +1,11 @@
 /* `tandem chat`: a conversation with a server, in the terminal or for one message. */
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,11 +14,18 @@
 #include "cmd/line_editor.h"
 #include "cmd/sampling_flags.h"
 #include "cmd/socket_path.h"
+#include "cmd/speculation.h"
+#include "cmd/terminal.h"
 #include "cmd/text.h"
 #include "serve/client.h"
 #include "serve/rpc.h"
 
-enum { MAX_TURNS = 4096, RC_INTERRUPTED = 130, MAX_KEY = 4096 };
+enum {
+    MAX_TURNS = 4096,
+    RC_INTERRUPTED = 130,
+    RC_TOO_LONG = 1000, /* of ask(): the context is full */
+    MAX_KEY = 4096,
+};
 
 struct turn {
     const char *role;
@@ -33,6 +42,8 @@ struct chat {
     bool tty; /* the answer goes to a terminal */
     bool quiet;
     bool stats; /* print them after the answer */
+    bool recompute_answers;
+    struct speculation_marks marks;
     struct strbuf answer;
     bool at_line_start;
 };
@@ -40,6 +51,7 @@ struct chat {
 /* ---- Ctrl-C ---- */
 
 static struct client *volatile streaming_client; /* NULL: no answer is running */
+static volatile sig_atomic_t colours;            /* the answer may leave one switched on */
 static volatile sig_atomic_t n_interrupts;
 
 static void on_sigint(int sig) {
@@ -49,7 +61,10 @@ static void on_sigint(int sig) {
         line_editor_interrupt();
         return;
     }
-    if (n_interrupts++ > 0) _exit(RC_INTERRUPTED);
+    if (n_interrupts++ > 0) {
+        terminal_restore(colours);
+        _exit(RC_INTERRUPTED);
+    }
     client_interrupt(c);
 }
 
@@ -105,29 +120,60 @@ static void print_text(const struct chat *c, const char *s, size_t n) {
     }
 }
 
-static void on_tokens(void *arg, const char *s, size_t n, int n_tokens) {
+static void on_tokens(void *arg, const struct client_piece *p) {
     struct chat *c = arg;
-    (void)n_tokens;
-    if (n == 0) return;
-    print_text(c, s, n);
+    if (p->n == 0) return;
+    /* Text without a token was held back and is of the one before. */
+    fputs(speculation_mark(&c->marks, p->n_tokens > 0 ? p->drafted : c->marks.on), stdout);
+    print_text(c, p->text, p->n);
     fflush(stdout);
-    strbuf_append(&c->answer, s, n);
-    c->at_line_start = s[n - 1] == '\n';
+    strbuf_append(&c->answer, p->text, p->n);
+    c->at_line_start = p->text[p->n - 1] == '\n';
+}
+
+/* Talk below an answer: faint on a terminal, a note elsewhere. */
+static void print_note(const struct strbuf *text) {
+    if (text->n == 0) return;
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "\033[2m%s\033[0m\n", text->data);
+    else log_info("%s", text->data);
+}
+
+/* The numbers of a server, which may be any. */
+static struct engine_speculation speculation_of(const struct client_speculation *s) {
+    struct engine_speculation out = {
+        .n_rounds = (uint64_t)s->rounds,
+        .n_plain_rounds = (uint64_t)s->plain_rounds,
+        .n_drafted = (uint64_t)s->drafted,
+        .n_accepted = (uint64_t)s->accepted,
+        .n_lookup_drafted = (uint64_t)s->lookup_drafted,
+        .n_lookup_accepted = (uint64_t)s->lookup_accepted,
+        .n_page_rollbacks = (uint64_t)s->page_rollbacks,
+        .draft_ns = (int64_t)(fmin(fmax(s->draft_ms, 0), 1e12) * 1e6),
+        .verify_ns = (int64_t)(fmin(fmax(s->verify_ms, 0), 1e12) * 1e6),
+    };
+    for (int i = 0; i < s->n_places && i < KERN_MAX_DRAFT; i++) {
+        out.n_drafted_at[i] = (uint64_t)s->drafted_at[i];
+        out.n_accepted_at[i] = (uint64_t)s->accepted_at[i];
+    }
+    return out;
 }
 
 static void print_summary(const struct chat *c, const struct client_done *d) {
-    char text[300], rate[48] = "", end[64] = "";
+    struct strbuf text = {0};
+    struct engine_speculation spec = speculation_of(&d->speculation);
     if (c->quiet) return;
-    if (d->tokens_per_second > 0)
-        snprintf(rate, sizeof rate, ", %.1f tokens/s", d->tokens_per_second);
+    strbuf_printf(&text, "%lld tokens", (long long)d->completion_tokens);
+    if (d->tokens_per_second > 0) strbuf_printf(&text, ", %.1f tokens/s", d->tokens_per_second);
+    strbuf_printf(&text, ", first after %.0f ms, prompt %lld tokens (%lld cached)", d->ttft_ms,
+                  (long long)d->prompt_tokens, (long long)d->cached_tokens);
+    speculation_append_short(&text, &spec);
     if (strcmp(d->finish_reason, "stop") != 0)
-        snprintf(end, sizeof end, ", ended by: %.24s", d->finish_reason);
-    snprintf(text, sizeof text,
-             "%lld tokens%s, first after %.0f ms, prompt %lld tokens (%lld cached)%s",
-             (long long)d->completion_tokens, rate, d->ttft_ms, (long long)d->prompt_tokens,
-             (long long)d->cached_tokens, end);
-    if (isatty(STDERR_FILENO)) fprintf(stderr, "\033[2m%s\033[0m\n", text);
-    else log_info("%s", text);
+        strbuf_printf(&text, ", ended by: %.24s", d->finish_reason);
+    print_note(&text);
+    strbuf_clear(&text);
+    speculation_append_long(&text, &spec, d->speculation.no_draft);
+    if (c->stats) print_note(&text);
+    strbuf_deinit(&text);
 }
 
 static int connect_to(struct chat *c, struct err *e) {
@@ -149,16 +195,34 @@ static int ask_once(struct chat *c, struct client_done *d, struct err *e) {
     strbuf_clear(&c->answer);
     c->at_line_start = true;
     n_interrupts = 0;
+    terminal_quiet();
+    colours = c->marks.show && c->tty;
     streaming_client = c->client;
     int rc = client_chat(c->client, m, c->n_turns, &c->settings, on_tokens, c, d, e);
     streaming_client = NULL;
+    if (c->marks.on) {
+        fputs(speculation_mark(&c->marks, false), stdout);
+        c->at_line_start = c->at_line_start && c->tty;
+    }
     if (!c->at_line_start) putchar('\n');
     fflush(stdout);
+    terminal_restore(false);
     return rc;
 }
 
+/* Why there was no answer. */
+static void print_failure(const struct chat *c, const struct err *e) {
+    double after = c->client ? client_retry_after(c->client) : 0;
+    struct err text = *e;
+    if (after > 0) {
+        size_t n = strlen(text.message);
+        snprintf(text.message + n, sizeof text.message - n, "; try again in %.3g s", after);
+    }
+    cmd_fail(&text);
+}
+
 /* Send the message and print the answer; both become part of the conversation unless that failed.
- * The exit code. */
+ * The exit code, or RC_TOO_LONG, which the caller reports. */
 static int ask(struct chat *c, const char *text, size_t n) {
     struct client_done d;
     struct err e = {0};
@@ -184,15 +248,47 @@ static int ask(struct chat *c, const char *text, size_t n) {
         rc = err_raise(&e, E_PROTOCOL, "the server failed: %s", d.error);
     if (rc != 0) {
         drop_turns(c, keep);
-        cmd_fail(&e);
-        if (rc == E_TOO_LONG)
-            fprintf(stderr, "The conversation fills the context; /reset begins another.\n");
+        if (rc == E_TOO_LONG && c->n_turns > has_system(c)) return RC_TOO_LONG;
+        print_failure(c, &e);
         return 1;
     }
     if (!add_turn(c, "assistant", c->answer.n ? c->answer.data : "", c->answer.n))
         drop_turns(c, keep);
     print_summary(c, &d);
     return strcmp(d.finish_reason, "cancelled") == 0 ? RC_INTERRUPTED : 0;
+}
+
+/* Forget the older half of the turns, question and answer together; the system message stays. */
+static void drop_oldest(struct chat *c) {
+    int first = has_system(c), n = (c->n_turns - first + 3) / 4 * 2;
+    if (n > c->n_turns - first) n = c->n_turns - first;
+    for (int i = first; i < first + n; i++) free(c->turns[i].text);
+    memmove(&c->turns[first], &c->turns[first + n],
+            (size_t)(c->n_turns - first - n) * sizeof c->turns[0]);
+    c->n_turns -= n;
+}
+
+/* As ask(), but where the context is full `l` asks whether the oldest turns may go. */
+static void ask_or_drop(struct chat *c, struct line_editor *l, const char *line, size_t n) {
+    static const char question[] = "The conversation fills the context. Forget its older half and "
+                                   "ask again? [Y/n] ";
+    char *text = malloc(n + 1); /* the question takes the line's place */
+    if (!text) {
+        log_error("no memory for the message");
+        return;
+    }
+    memcpy(text, line, n + 1);
+    while (ask(c, text, n) == RC_TOO_LONG) {
+        const char *answer;
+        size_t n_answer;
+        enum line_result r = line_editor_ask(l, question, &answer, &n_answer);
+        if (r != LINE_TEXT || (n_answer > 0 && answer[0] != 'y' && answer[0] != 'Y')) {
+            printf("not sent; /reset begins another conversation\n");
+            break;
+        }
+        drop_oldest(c);
+    }
+    free(text);
 }
 
 /* ---- Commands ---- */
@@ -213,7 +309,8 @@ static int64_t number(const msgpack_object *map, const char *key) {
     return n;
 }
 
-static void print_stats(struct chat *c) {
+/* What the server does, to stdout for the command, to stderr beside an answer. */
+static void print_stats(struct chat *c, FILE *to) {
     msgpack_object r;
     struct err e = {0};
     if ((!c->client && connect_to(c, &e) != 0) ||
@@ -222,14 +319,21 @@ static void print_stats(struct chat *c) {
         return;
     }
     const msgpack_object *pool = rpc_get(&r, "pool"), *server = rpc_get(&r, "server");
-    printf("running %lld, waiting %lld, paused %lld, connections %lld\n",
-           (long long)number(&r, "running"), (long long)number(&r, "waiting"),
-           (long long)number(&r, "paused"), (long long)number(server, "connections"));
-    printf("prompt tokens %lld (%lld from the cache), generated %lld\n",
-           (long long)number(&r, "prompt_tokens"), (long long)number(&r, "cached_prompt_tokens"),
-           (long long)number(&r, "generated_tokens"));
-    printf("resident %s, pool %s\n", cmd_bytes((double)number(&r, "resident_bytes")),
-           cmd_bytes((double)number(pool, "arena_bytes")));
+    fprintf(to, "running %lld, waiting %lld, paused %lld, connections %lld\n",
+            (long long)number(&r, "running"), (long long)number(&r, "waiting"),
+            (long long)number(&r, "paused"), (long long)number(server, "connections"));
+    fprintf(to, "prompt tokens %lld (%lld from the cache), generated %lld\n",
+            (long long)number(&r, "prompt_tokens"), (long long)number(&r, "cached_prompt_tokens"),
+            (long long)number(&r, "generated_tokens"));
+    struct client_speculation all;
+    struct strbuf line = {0};
+    client_read_speculation(&all, rpc_get(&r, "speculation"));
+    struct engine_speculation spec = speculation_of(&all);
+    speculation_append_long(&line, &spec, "");
+    if (line.n) fprintf(to, "%s\n", line.data);
+    strbuf_deinit(&line);
+    fprintf(to, "resident %s, pool %s\n", cmd_bytes((double)number(&r, "resident_bytes")),
+            cmd_bytes((double)number(pool, "arena_bytes")));
     const msgpack_object *classes = pool ? rpc_get(pool, "classes") : NULL;
     if (!classes || classes->type != MSGPACK_OBJECT_MAP) return;
     for (uint32_t i = 0; i < classes->via.map.size; i++) {
@@ -237,10 +341,10 @@ static void print_stats(struct chat *c) {
         const char *name = "?";
         size_t n = 1;
         rpc_text(&kv->key, &name, &n);
-        printf("  %-8.*s pages of %s: %lld used, %lld cached, %lld free\n", (int)n, name,
-               cmd_bytes((double)number(&kv->val, "page_bytes")),
-               (long long)number(&kv->val, "used"), (long long)number(&kv->val, "cached"),
-               (long long)number(&kv->val, "free"));
+        fprintf(to, "  %-8.*s pages of %s: %lld used, %lld cached, %lld free\n", (int)n, name,
+                cmd_bytes((double)number(&kv->val, "page_bytes")),
+                (long long)number(&kv->val, "used"), (long long)number(&kv->val, "cached"),
+                (long long)number(&kv->val, "free"));
     }
 }
 
@@ -263,7 +367,7 @@ static bool command(struct chat *c, const char *line, bool *leave) {
                        : "a new conversation without a system message\n");
         break;
     case 2:
-        print_stats(c);
+        print_stats(c, stdout);
         break;
     case 3:
         fputs(help_text, stdout);
@@ -337,7 +441,7 @@ static int talk(struct chat *c, const char *history) {
         warned = false;
         if (n == 0 || command(c, line, &leave)) continue;
         if (line[0] == '/') line++, n--;
-        ask(c, line, n);
+        ask_or_drop(c, l, line, n);
     }
     line_editor_close(l);
     return 0;
@@ -359,14 +463,33 @@ static int answer_once(struct chat *c, const struct options *o) {
     if (rc == 0 && o->n_words == 0 && text.n > 0 && text.data[text.n - 1] == '\n') text.n--;
     if (rc == 0 && text.n == 0) rc = err_raise(&e, E_INVALID, "the message is empty");
     rc = rc != 0 ? cmd_fail(&e) : ask(c, text.data, text.n);
-    if (rc == 0 && c->stats) print_stats(c);
+    ASSERT(rc != RC_TOO_LONG); /* there is no turn but this one */
+    if (rc == 0 && c->stats) print_stats(c, stderr);
     strbuf_deinit(&text);
     return rc;
 }
 
 /* ---- Options ---- */
 
-static void make_settings(struct client_settings *s, const struct verify_params *p) {
+/* What the answers of this process are cached under; a new connection goes on with it. */
+static void set_conversation(struct client_settings *s) {
+    unsigned char id[16];
+    char text[2 * sizeof id + 1];
+    if (getrandom(id, sizeof id, 0) != sizeof id) return; /* the connection's, then */
+    for (size_t i = 0; i < sizeof id; i++) snprintf(text + 2 * i, 3, "%02x", id[i]);
+    client_set_text(s, "conversation", text, strlen(text));
+}
+
+static void make_settings(struct chat *c, const struct sampling_flags *f) {
+    const struct verify_params *p = &f->params;
+    struct client_settings *s = &c->settings;
+    if (c->recompute_answers) client_set_bool(s, "conversation", false);
+    else set_conversation(s);
+    if (c->marks.show) client_set_bool(s, "drafted", true);
+    if (f->draft_tokens && p->draft_tokens >= 0) client_set_int(s, "draft_tokens", p->draft_tokens);
+    else if (f->draft_tokens) client_set_text(s, "draft_tokens", "auto", 4);
+    if (f->coupling) client_set_text(s, "coupling", f->coupling, strlen(f->coupling));
+    if (!p->lookup) client_set_bool(s, "lookup", false);
     client_set_real(s, "temperature", p->temperature);
     if (p->max_tokens > 0) client_set_int(s, "max_tokens", p->max_tokens);
     if (p->top_k > 0) client_set_int(s, "top_k", p->top_k);
@@ -436,9 +559,16 @@ int cmd_chat(int argc, char **argv) {
         {OPTION_STRING, "history", NULL, 0, &f.history, "PATH", 0, 0,
          "where typed lines are kept; '' keeps none",
          "$XDG_STATE_HOME or ~/.local/state, /tandem_history"},
+        {OPTION_FLAG, "show-spec", NULL, 0, &c.marks.show, NULL, 0, 0,
+         "mark accepted draft tokens: green on a terminal, \xe2\x80\xb9so\xe2\x80\xba elsewhere",
+         NULL},
         {OPTION_FLAG, "stats", NULL, 0, &c.stats, NULL, 0, 0,
-         "after one answer, print what the server did and its pool holds", NULL},
+         "say what speculation did; after one answer, what the server did and its pool holds",
+         NULL},
+        {OPTION_FLAG, "recompute-answers", NULL, 0, &c.recompute_answers, NULL, 0, 0,
+         "compute earlier answers anew as prompts instead of reusing their cache", NULL},
         {OPTION_FLAG, "quiet", NULL, 'q', &c.quiet, NULL, 0, 0, "the answer alone", NULL},
+        REQUEST_SPECULATION_FLAGS(&s),
         SAMPLING_FLAGS(&s),
         {0},
     };
@@ -458,8 +588,8 @@ int cmd_chat(int argc, char **argv) {
     if (rc >= 0) return rc;
 
     struct err e = {0};
-    make_settings(&c.settings, &s.params);
-    c.tty = isatty(STDOUT_FILENO);
+    make_settings(&c, &s);
+    c.tty = c.marks.tty = isatty(STDOUT_FILENO);
     if (c.quiet) log_set_level(LOG_ERROR);
     set_system(&c, f.system);
     if (connect_to(&c, &e) != 0) return cmd_fail(&e);

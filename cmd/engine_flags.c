@@ -3,12 +3,42 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "cmd/cmd.h"
+#include "cmd/speculation.h"
+
+enum { DEFAULT_MAX_DRAFT = 8, BLOCK = KVPOOL_BLOCK };
 
 void engine_flags_init(struct engine_flags *f) {
     memset(f, 0, sizeof *f);
     engine_options_default(&f->o);
     f->precision = "fast";
+}
+
+static bool is_number(const char *s) {
+    return s[0] && s[strspn(s, "0123456789")] == 0;
+}
+
+/* llama.cpp's --draft is a number of tokens, ours a model: say so. */
+static int finish_speculation(struct engine_flags *f, const struct options *o) {
+    struct engine_options *e = &f->o;
+    if (e->draft_path && (is_number(e->draft_path) || !strcmp(e->draft_path, "auto")))
+        return options_error(o,
+                             "--draft: '%s' is no model; --draft takes the draft model's path, "
+                             "--draft-tokens how many tokens it proposes",
+                             e->draft_path);
+    int rc = speculation_parse_draft_tokens(o, f->draft_tokens, &e->draft_tokens);
+    if (rc < 0) rc = speculation_parse_coupling(o, f->coupling, &f->default_coupling);
+    if (rc >= 0) return rc;
+    if (e->max_draft_tokens > 0 && e->draft_tokens > e->max_draft_tokens)
+        return options_error(o, "--draft-tokens %d is more than --max-draft-tokens %d",
+                             e->draft_tokens, e->max_draft_tokens);
+    if (e->max_draft_tokens == 0)
+        e->max_draft_tokens =
+            e->draft_tokens > DEFAULT_MAX_DRAFT ? e->draft_tokens : DEFAULT_MAX_DRAFT;
+    if (e->draft_window != 0 && (e->draft_window < 2 * BLOCK || e->draft_window % BLOCK != 0))
+        return options_error(o,
+                             "--draft-window: %d is no multiple of %d from %d on (0: everything)",
+                             e->draft_window, BLOCK, 2 * BLOCK);
+    return -1;
 }
 
 int engine_flags_finish(struct engine_flags *f, const struct options *o) {
@@ -17,32 +47,8 @@ int engine_flags_finish(struct engine_flags *f, const struct options *o) {
         f->o.precision = KERN_REFERENCE;
     else if (!strcmp(f->precision, "fast")) f->o.precision = KERN_FAST;
     else return options_error(o, "--cpu-precision: '%s' is neither fast nor f32", f->precision);
+    int rc = finish_speculation(f, o);
+    if (rc >= 0) return rc;
     if (f->quiet) log_set_level(LOG_ERROR);
     return -1;
-}
-
-static void show_progress(void *arg, size_t done, size_t total) {
-    struct log_progress *p = arg;
-    if (!p->what) log_progress_start(p, "packing weights", (long long)total);
-    log_progress_at(p, (long long)done);
-}
-
-int cmd_open_engine(struct engine **out, const struct engine_options *o, struct err *e) {
-    struct log_progress bar = {0};
-    int rc = engine_open(out, o, show_progress, &bar, e);
-    if (bar.what) log_progress_end(&bar);
-    if (rc) return rc;
-    const struct model_config *c = engine_model_config(*out);
-    log_info("model %s: %s, %d layers, hidden %d, context %d", engine_model_name(*out), c->arch,
-             c->n_layers, c->hidden, engine_context(*out));
-    struct strbuf table = {0};
-    plan_render_text(engine_get_plan(*out), &table);
-    for (char *line = table.data, *next; line && *line; line = next) {
-        next = strchr(line, '\n');
-        if (next) *next++ = 0;
-        log_info("%s", line);
-    }
-    strbuf_deinit(&table);
-    if (!engine_chat(*out) && engine_chat_error(*out)) log_warn("%s", engine_chat_error(*out));
-    return 0;
 }

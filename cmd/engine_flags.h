@@ -7,8 +7,10 @@
 #include "engine/engine.h"
 
 struct engine_flags {
-    struct engine_options o; /* what the flags fill */
-    const char *precision;   /* "fast", "f32" */
+    struct engine_options o;               /* what the flags fill */
+    const char *precision;                 /* "fast", "f32" */
+    const char *draft_tokens, *coupling;   /* as typed, NULL: not */
+    enum verify_coupling default_coupling; /* of requests that name none */
     bool quiet;
 };
 
@@ -16,10 +18,25 @@ struct engine_flags {
 /* clang-format off */
 #define ENGINE_FLAGS(f)                                                                            \
     {OPTION_GROUP, "Model", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                                \
-    {OPTION_STRING, "model", NULL, 'm', &(f)->o.model_path, "PATH", 0, 0,                          \
+    {OPTION_STRING, "model", "target", 'm', &(f)->o.model_path, "PATH", 0, 0,                      \
      "GGUF file or Hugging Face folder", NULL},                                                    \
     {OPTION_STRING, "chat-template", NULL, 0, &(f)->o.chat_template, "NAME", 0, 0,                 \
      "force a chat template (chatml, llama3, ...)", "the model's own"},                            \
+    {OPTION_GROUP, "Speculation", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \
+    {OPTION_STRING, "draft", "model-draft spec-draft-model speculative-model -md", 0,              \
+     &(f)->o.draft_path, "PATH", 0, 0,                                                             \
+     "small model of the same vocabulary that proposes tokens", "none"},                           \
+    {OPTION_STRING, "draft-tokens", "num-speculative-tokens", 0, &(f)->draft_tokens, "N", 0, 0,    \
+     "draft tokens a round: auto (what gives most tokens/s), 0 (off), or N up to 16", "auto"},     \
+    {OPTION_INT, "max-draft-tokens", "draft-max draft-n spec-draft-n-max", 0,                      \
+     &(f)->o.max_draft_tokens, "N", 1, KERN_MAX_DRAFT,                                             \
+     "most of a round, what memory is reserved for", "8"},                                         \
+    {OPTION_INT, "draft-window", NULL, 0, &(f)->o.draft_window, "N", 0, MODEL_MAX_CONTEXT,         \
+     "the draft sees the first 64 tokens and the newest of N (a multiple of 64); 0: all", "0"},    \
+    {OPTION_FLAG, "lookup", NULL, 0, &(f)->o.lookup, NULL, 0, 0,                                   \
+     "propose what followed the newest tokens earlier in prompt or answer (--no-lookup)", "on"},   \
+    {OPTION_STRING, "coupling", NULL, 0, &(f)->coupling, "NAME", 0, 0,                             \
+     "where chance decides: lossless keeps its law, gumbel the very text of a seed", "lossless"},  \
     {OPTION_GROUP, "Machine", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                              \
     {OPTION_INT, "threads", NULL, 't', &(f)->o.n_threads, "N", 0, 256, "threads of a step",        \
      "all cores that the process may use"},                                                        \

@@ -1,7 +1,9 @@
 #ifndef TANDEM_CMD_LINE_EDITOR_H
 #define TANDEM_CMD_LINE_EDITOR_H
 
-/* One line of a person at a terminal, with editing and a history in a file (libedit). */
+/* One line of a person at a terminal, with editing and a history in a file (libedit). What is
+ * pasted (where the terminal marks it, as most do) is one message however many lines it has: its
+ * newlines stand as U+2424 in the line and are newlines in what is returned. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,6 +21,10 @@ void line_editor_close(struct line_editor *l); /* NULL allowed */
  * call). LINE_INTERRUPTED: Ctrl-C. LINE_END: Ctrl-D on an empty line, or the terminal is gone. */
 enum line_result line_editor_read(struct line_editor *l, const char *prompt, const char **line,
                                   size_t *n);
+
+/* The same for a question in between: nothing goes into the history. */
+enum line_result line_editor_ask(struct line_editor *l, const char *prompt, const char **line,
+                                 size_t *n);
 
 /* For a SIGINT handler: end the line in hand. */
 void line_editor_interrupt(void);

@@ -60,8 +60,13 @@ static void print_option(const struct option *t) {
     else printf("%-32s", left);
     printf("%s", t->help);
     if (t->show) printf(" (default %s)", t->show);
-    if (t->alias) printf(" [also --%s]", t->alias);
-    printf("\n");
+    const char *w = t->alias;
+    size_t n_word;
+    for (const char *before = " [also "; w && (n_word = strcspn(w, " ")) > 0; before = ", ") {
+        printf("%s%s%.*s", before, w[0] == '-' ? "" : "--", (int)n_word, w);
+        w += n_word + (w[n_word] == ' ');
+    }
+    printf(t->alias ? "]\n" : "\n");
 }
 
 static int print_help(const struct options *o) {
@@ -131,13 +136,23 @@ static int set_value(const struct options *o, const struct option *t, const char
     return -1;
 }
 
+/* Is name[0..n) one of the words of `list` (NULL: none)? */
+static bool is_alias(const char *list, const char *name, size_t n) {
+    for (const char *w = list; w && *w;) {
+        size_t n_word = strcspn(w, " ");
+        if (n_word == n && !strncmp(w, name, n)) return true;
+        w += n_word + (w[n_word] == ' ');
+    }
+    return false;
+}
+
 static const struct option *find(const struct options *o, const char *name, size_t n,
                                  bool *negated) {
     for (int pass = 0; pass < 2; pass++) {
         for (const struct option *t = o->table; t->name; t++) {
             if (t->kind == OPTION_GROUP) continue;
             if ((strlen(t->name) == n && !strncmp(t->name, name, n)) ||
-                (t->alias && strlen(t->alias) == n && !strncmp(t->alias, name, n))) {
+                is_alias(t->alias, name, n)) {
                 *negated = pass == 1;
                 return pass == 1 && t->kind != OPTION_FLAG ? NULL : t;
             }
@@ -182,8 +197,11 @@ int options_parse(struct options *o, int argc, char **argv) {
             if (eq) value = eq + 1;
         } else {
             for (const struct option *x = o->table; x->name && !t; x++)
+                if (is_alias(x->alias, w, strlen(w))) t = x; /* -md, before -m with "d" */
+            bool whole = t != NULL;
+            for (const struct option *x = o->table; x->name && !t; x++)
                 if (x->letter == w[1] && w[1]) t = x;
-            if (t && w[2]) value = w + 2;
+            if (t && !whole && w[2]) value = w + 2;
         }
         if (!t) return unknown(o, w);
         if (t->kind == OPTION_FLAG && !value) {

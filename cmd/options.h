@@ -20,7 +20,8 @@ enum option_kind {
 struct option {
     enum option_kind kind;
     const char *name;  /* "max-tokens", without dashes */
-    const char *alias; /* "n-predict" or NULL: the name that a user of another engine types */
+    const char *alias; /* "n-predict" or NULL: the names that users of other engines type, with a
+                          space between them; "-md" is one with a single dash */
     char letter;       /* 'm' for -m, or 0 */
     void *out;         /* holds the default before parsing */
     const char *arg;   /* "N", "PATH"; NULL for a flag */

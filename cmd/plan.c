@@ -30,8 +30,6 @@ int cmd_plan(int argc, char **argv) {
     const struct option table[] = {
         ENGINE_FLAGS(&f),
         {OPTION_GROUP, "Plan", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
-        {OPTION_STRING, "draft", "model-draft", 0, &f.o.draft_path, "PATH", 0, 0,
-         "a draft beside the model", NULL},
         {OPTION_BYTES, "device-memory", NULL, 0, &memory, "SIZE", 0, 9e15,
          "memory of the device that is planned for", "what is free here"},
         {OPTION_INT, "clients", NULL, 0, &clients, "N", 0, 1 << 20,

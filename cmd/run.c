@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -12,6 +13,7 @@
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/sampling_flags.h"
+#include "cmd/speculation.h"
 #include "cmd/text.h"
 
 /* Ctrl-C cancels the answer. A handler may not take a mutex, so a thread waits for the signal and
@@ -46,41 +48,68 @@ static int make_prompt(struct tokens *out, const struct engine *g, const struct 
     return chat_render(engine_chat(g), t, m, n, true, out, e);
 }
 
-static void print_summary(const struct engine_progress *p) {
+static void print_summary(const struct engine_progress *p, bool stats) {
     double prompt_s = (double)(p->first_token_ns - p->submitted_ns) / 1e9;
     double decode_s = (double)(p->finished_ns - p->first_token_ns) / 1e9;
     log_info("%d prompt tokens in %.0f ms (%.0f tokens/s), time to first token %.0f ms",
              p->n_prompt, prompt_s * 1e3, p->n_prompt / (prompt_s > 0 ? prompt_s : 1),
              prompt_s * 1e3);
+    struct strbuf more = {0};
+    speculation_append_short(&more, &p->speculation);
     if (p->n_tokens > 1 && decode_s > 0)
-        log_info("%d tokens, %.1f tokens/s (%.2f ms each), finish: %s, seed %llu", p->n_tokens,
+        log_info("%d tokens, %.1f tokens/s (%.2f ms each)%s, finish: %s, seed %llu", p->n_tokens,
                  (p->n_tokens - 1) / decode_s, decode_s * 1e3 / (p->n_tokens - 1),
-                 engine_finish_name(p->finish), (unsigned long long)p->seed);
+                 more.n ? more.data : "", engine_finish_name(p->finish),
+                 (unsigned long long)p->seed);
+    strbuf_clear(&more);
+    speculation_append_long(&more, &p->speculation, engine_no_draft_name(p->no_draft));
+    if (stats && more.n) log_info("%s", more.data);
+    strbuf_deinit(&more);
+}
+
+/* How the answer is shown. */
+struct view {
+    bool special, stats;
+    struct speculation_marks marks;
+};
+
+static void append(struct strbuf *out, struct view *v, const struct strbuf *piece, bool drafted) {
+    if (piece->n == 0) return;
+    strbuf_append_str(out, speculation_mark(&v->marks, drafted));
+    strbuf_append(out, piece->data, piece->n);
 }
 
 /* Stream the answer to stdout until it is finished; the exit code. */
 static int stream(struct engine *g, struct engine_request *r, struct interrupt *it,
-                  const struct verify_params *params, bool special, struct err *e) {
+                  const struct verify_params *params, struct view *v, struct err *e) {
     struct verify_text text;
-    struct strbuf sink = {0};
+    struct strbuf sink = {0}, piece = {0};
     struct engine_progress p;
-    int rc = verify_text_init(&text, engine_tokenizer(g), params, special, e), done = 0;
+    int rc = verify_text_init(&text, engine_tokenizer(g), params, v->special, e), done = 0;
     if (rc) return rc;
     do {
         bell_wait(it->bell);
         if (atomic_load(&it->seen)) engine_cancel(g, r);
         engine_poll(r, &p);
-        for (; done < p.n_tokens; done++) verify_text_push(&text, p.tokens[done], &sink);
-        if (p.finish) verify_text_finish(&text, &sink);
+        for (; done < p.n_tokens; done++) {
+            strbuf_clear(&piece);
+            verify_text_push(&text, p.tokens[done], &piece);
+            append(&sink, v, &piece, p.drafted && p.drafted[done]);
+        }
+        if (p.finish) {
+            verify_text_finish(&text, &sink);
+            strbuf_append_str(&sink, speculation_mark(&v->marks, false));
+        }
         if (sink.n) fwrite(sink.data, 1, sink.n, stdout);
         fflush(stdout);
         strbuf_clear(&sink);
     } while (!p.finish);
     putchar('\n');
     if (p.finish == ENGINE_FAILED) rc = err_raise(e, p.error_code, "%s", p.error);
-    else print_summary(&p);
+    else print_summary(&p, v->stats);
     verify_text_deinit(&text);
     strbuf_deinit(&sink);
+    strbuf_deinit(&piece);
     return rc;
 }
 
@@ -88,7 +117,8 @@ int cmd_run(int argc, char **argv) {
     struct engine_flags f;
     struct sampling_flags s;
     const char *file = NULL, *system = NULL;
-    bool raw = false, special = false;
+    bool raw = false;
+    struct view view = {.marks.tty = isatty(STDOUT_FILENO)};
     engine_flags_init(&f);
     sampling_flags_init(&s);
     f.o.max_seqs = 1;
@@ -101,7 +131,11 @@ int cmd_run(int argc, char **argv) {
          "the template's own"},
         {OPTION_FLAG, "raw", "no-conversation", 0, &raw, NULL, 0, 0,
          "no chat template: complete the text", NULL},
-        {OPTION_FLAG, "special", NULL, 0, &special, NULL, 0, 0, "show control tokens", NULL},
+        {OPTION_FLAG, "special", NULL, 0, &view.special, NULL, 0, 0, "show control tokens", NULL},
+        {OPTION_FLAG, "show-spec", NULL, 0, &view.marks.show, NULL, 0, 0,
+         "mark accepted draft tokens: green on a terminal, \xe2\x80\xb9so\xe2\x80\xba elsewhere",
+         NULL},
+        {OPTION_FLAG, "stats", NULL, 0, &view.stats, NULL, 0, 0, "say what speculation did", NULL},
         SAMPLING_FLAGS(&s),
         {0},
     };
@@ -114,6 +148,7 @@ int cmd_run(int argc, char **argv) {
     if (rc < 0) rc = engine_flags_finish(&f, &o);
     if (rc < 0) rc = sampling_flags_finish(&s, &o);
     if (rc >= 0) return rc;
+    s.params.coupling = f.default_coupling;
 
     struct err e = {0};
     struct strbuf text = {0};
@@ -138,10 +173,10 @@ int cmd_run(int argc, char **argv) {
                                            .n_prompt = (int)ids.n,
                                            .notify = bell_ring,
                                            .notify_arg = &bell,
-                                           .show_special = special};
+                                           .show_special = view.special};
         rc = engine_submit(g, &so, &r, &e);
     }
-    if (!rc) rc = stream(g, r, &it, &s.params, special, &e);
+    if (!rc) rc = stream(g, r, &it, &s.params, &view, &e);
     if (r) engine_release(g, r);
     if (g) engine_close(g);
     tokens_deinit(&ids);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "cmd/speculation.h"
 
 void sampling_flags_init(struct sampling_flags *s) {
     memset(s, 0, sizeof *s);
@@ -29,6 +30,9 @@ int sampling_flags_finish(struct sampling_flags *s, const struct options *o) {
         s->params.stops[0].n = (int)n;
         memcpy(s->params.stops[0].text, s->stop, n);
     }
+    int rc = speculation_parse_draft_tokens(o, s->draft_tokens, &s->params.draft_tokens);
+    if (rc < 0) rc = speculation_parse_coupling(o, s->coupling, &s->params.coupling);
+    if (rc >= 0) return rc;
     struct err e = {0};
     if (verify_params_check(&s->params, &e)) return options_error(o, "%s", e.message);
     return -1;

@@ -9,6 +9,7 @@
 struct sampling_flags {
     struct verify_params params; /* what the flags fill */
     const char *seed, *stop;     /* text as typed */
+    const char *draft_tokens, *coupling;
 };
 
 /* A table, a row an option. */
@@ -34,6 +35,19 @@ struct sampling_flags {
      NULL},                                                                                        \
     {OPTION_FLAG, "ignore-eos", NULL, 0, &(s)->params.ignore_eos, NULL, 0, 0,                      \
      "go on past end tokens", NULL}
+/* clang-format on */
+
+/* What a request may say of speculation, for chat: run has the engine's flags for it. */
+/* clang-format off */
+#define REQUEST_SPECULATION_FLAGS(s)                                                               \
+    {OPTION_GROUP, "Speculation", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \
+    {OPTION_STRING, "draft-tokens", "num-speculative-tokens", 0, &(s)->draft_tokens, "N", 0, 0,    \
+     "draft tokens a round: auto, 0 (off), or N up to 16", "the server's"},                        \
+    {OPTION_FLAG, "lookup", NULL, 0, &(s)->params.lookup, NULL, 0, 0,                              \
+     "propose what followed the newest tokens earlier in prompt or answer (--no-lookup)", "on"},   \
+    {OPTION_STRING, "coupling", NULL, 0, &(s)->coupling, "NAME", 0, 0,                             \
+     "where chance decides: lossless keeps its law, gumbel the very text of a seed",               \
+     "the server's"}
 /* clang-format on */
 
 void sampling_flags_init(struct sampling_flags *s);

@@ -10,6 +10,7 @@
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/socket_path.h"
+#include "cmd/speculation.h"
 #include "serve/serve.h"
 
 enum { MAX_KEY_BYTES = 4096 };
@@ -110,6 +111,11 @@ static void print_summary(struct engine *g) {
              (unsigned long long)st.n_requests, (unsigned long long)st.n_prompt_tokens,
              (unsigned long long)st.n_cached_prompt_tokens,
              (unsigned long long)st.n_generated_tokens);
+    if (st.speculation.n_rounds == 0) return;
+    struct strbuf line = {0};
+    speculation_append_long(&line, &st.speculation, "");
+    if (line.n) log_info("%s", line.data);
+    strbuf_deinit(&line);
 }
 
 static int serve(struct engine_flags *ef, struct serve_flags *f) {
@@ -120,6 +126,7 @@ static int serve(struct engine_flags *ef, struct serve_flags *f) {
     int rc = f->api_key_file ? read_key(f, &e) : 0;
     if (rc == 0) rc = cmd_open_engine(&g, &ef->o, &e);
     f->o.engine = &ef->o;
+    f->o.coupling = ef->default_coupling;
     if (rc == 0) rc = serve_open(&s, g, &f->o, &e);
     if (rc != 0) {
         if (g) engine_close(g);
@@ -189,7 +196,8 @@ int cmd_serve(int argc, char **argv) {
             "Serve a model on a Unix socket and, if asked, on TCP. The protocol is MessagePack-RPC "
             "(docs/protocol.md). Exit code 0 after a drain, 1 on an error or a second signal.",
         .table = table,
-        .after = "Environment: XDG_RUNTIME_DIR.\n\nExample:\n"
+        .after = "Environment: XDG_RUNTIME_DIR.\n\nExamples:\n"
+                 "  tandem serve -m model.gguf --draft draft.gguf\n"
                  "  tandem serve -m model.gguf --port 8080 --metrics-port 9090\n"
                  "  tandem chat 'Hello!'",
     };

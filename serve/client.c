@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "serve/client_private.h"
 #include "serve/rpc.h"
 #include "serve/scan.h"
 
@@ -32,6 +33,7 @@ struct client {
     int timeout_ms;
     uint32_t next_id;
     int refusal;
+    double retry_after;
     struct scan scan;
     struct strbuf in;
     size_t scanned, message_n; /* the message in hand is in[0, message_n) */
@@ -232,6 +234,8 @@ static int refusal(struct client *c, const msgpack_object *error, struct err *e)
     if (error->type == MSGPACK_OBJECT_ARRAY && error->via.array.size >= 2) {
         rpc_int(&error->via.array.ptr[0], INT32_MIN, INT32_MAX, &code);
         rpc_text(&error->via.array.ptr[1], &text, &n);
+        if (error->via.array.size >= 3)
+            client__take_real(&error->via.array.ptr[2], "retry_after", &c->retry_after);
     }
     c->refusal = (int)code;
     return err_raise(e, err_of((int)code), "%.*s (%s)", n > 800 ? 800 : (int)n, text,
@@ -244,6 +248,7 @@ int client_call(struct client *c, const char *method, const struct strbuf *param
     int64_t deadline = deadline_of(c);
     int rc = send_request(c, method, params, n_params, settings, &id, e);
     c->refusal = 0;
+    c->retry_after = 0;
     while (rc == 0) {
         msgpack_object o;
         struct rpc_message m;
@@ -258,40 +263,6 @@ int client_call(struct client *c, const char *method, const struct strbuf *param
 }
 
 /* ---- Streams ---- */
-
-static void take_int(const msgpack_object *map, const char *key, int64_t *out) {
-    const msgpack_object *v = map ? rpc_get(map, key) : NULL;
-    if (v) rpc_int(v, 0, INT64_MAX, out);
-}
-static void take_real(const msgpack_object *map, const char *key, double *out) {
-    const msgpack_object *v = map ? rpc_get(map, key) : NULL;
-    if (v) rpc_real(v, out);
-}
-static void take_text(const msgpack_object *o, char *out, size_t size) {
-    const char *s;
-    size_t n;
-    if (!o || !rpc_text(o, &s, &n)) return;
-    if (n >= size) n = size - 1;
-    memcpy(out, s, n);
-    out[n] = 0;
-}
-
-static void take_done(struct client_done *d, const msgpack_object *map) {
-    const msgpack_object *usage = rpc_get(map, "usage"), *timings = rpc_get(map, "timings");
-    const msgpack_object *error = rpc_get(map, "error"), *seed = rpc_get(map, "seed");
-    take_text(rpc_get(map, "finish_reason"), d->finish_reason, sizeof d->finish_reason);
-    if (error && error->type == MSGPACK_OBJECT_ARRAY && error->via.array.size >= 2)
-        take_text(&error->via.array.ptr[1], d->error, sizeof d->error);
-    take_int(usage, "prompt_tokens", &d->prompt_tokens);
-    take_int(usage, "completion_tokens", &d->completion_tokens);
-    take_int(usage, "cached_tokens", &d->cached_tokens);
-    take_real(timings, "queue_ms", &d->queue_ms);
-    take_real(timings, "ttft_ms", &d->ttft_ms);
-    take_real(timings, "decode_ms", &d->decode_ms);
-    take_real(timings, "total_ms", &d->total_ms);
-    take_real(timings, "tokens_per_second", &d->tokens_per_second);
-    if (seed) rpc_u64(seed, &d->seed);
-}
 
 /* [id, {...}] of the stream `id`? */
 static const msgpack_object *for_stream(const struct rpc_message *m, const char *method,
@@ -333,17 +304,10 @@ static int read_stream(struct client *c, int64_t stream, client_tokens_fn *on_to
         }
         if (rpc_read(&m, &o, e) != RPC_GOOD) return E_PROTOCOL;
         if ((map = for_stream(&m, "token", stream))) {
-            const msgpack_object *text = rpc_get(map, "text"), *ids = rpc_get(map, "tokens");
-            const char *s = "";
-            size_t n = 0;
-            if (!text) text = rpc_get(map, "bytes");
-            if (text) rpc_text(text, &s, &n);
             done->n_notifications++;
-            if (on_tokens)
-                on_tokens(arg, s, n,
-                          ids && ids->type == MSGPACK_OBJECT_ARRAY ? (int)ids->via.array.size : 0);
+            if (on_tokens && (rc = client__give_pieces(map, on_tokens, arg, e)) != 0) return rc;
         } else if ((map = for_stream(&m, "done", stream))) {
-            take_done(done, map);
+            client__take_done(done, map);
             return 0;
         }
     }
@@ -548,4 +512,7 @@ const msgpack_object *client_hello(const struct client *c) {
 }
 int client_refusal(const struct client *c) {
     return c->refusal;
+}
+double client_retry_after(const struct client *c) {
+    return c->retry_after;
 }

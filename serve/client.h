@@ -37,6 +37,8 @@ const msgpack_object *client_hello(const struct client *c);
 
 /* Code of the protocol (enum rpc_code) of the last refusal by the server; 0: it refused nothing. */
 int client_refusal(const struct client *c);
+/* Seconds after which that refusal may be over; 0: the server did not say. */
+double client_retry_after(const struct client *c);
 
 /* Options of a request, packed as they are set; the server checks them. Zero it first. */
 struct client_settings {
@@ -58,8 +60,29 @@ void client_settings_deinit(struct client_settings *s);
 int client_call(struct client *c, const char *method, const struct strbuf *params, int n_params,
                 const struct client_settings *settings, msgpack_object *result, struct err *e);
 
-/* One notification: text that may be shown now (not terminated, may be empty) and its tokens. */
-typedef void client_tokens_fn(void *arg, const char *text, size_t n, int n_tokens);
+/* Text that may be shown now, and its tokens: one notification, or, where the setting "drafted" is
+ * true, a run of one that holds accepted draft tokens alone or the target's own alone. */
+struct client_piece {
+    const char *text; /* not terminated, may be empty: held back until it is clear */
+    size_t n;
+    int n_tokens;
+    bool drafted;
+};
+typedef void client_tokens_fn(void *arg, const struct client_piece *piece);
+
+enum { CLIENT_MAX_PLACES = 64 };
+/* What speculation did, of one answer or (from `stats`) of all; see docs/protocol.md. */
+struct client_speculation {
+    int64_t rounds, plain_rounds, drafted, accepted, lookup_drafted, lookup_accepted;
+    int64_t page_rollbacks;
+    int n_places; /* of a round */
+    int64_t drafted_at[CLIENT_MAX_PLACES], accepted_at[CLIENT_MAX_PLACES];
+    double draft_ms, verify_ms;
+    char no_draft[64]; /* why there was no draft, "" where there was */
+};
+/* From the map that `done` and `stats` carry under "speculation"; NULL or another type: all zero.
+ */
+void client_read_speculation(struct client_speculation *out, const msgpack_object *map);
 
 /* How a stream ended. */
 struct client_done {
@@ -69,6 +92,7 @@ struct client_done {
     double queue_ms, ttft_ms, decode_ms, total_ms, tokens_per_second; /* 0: not told */
     uint64_t seed;
     int n_notifications;
+    struct client_speculation speculation;
 };
 
 /* Ask and read the whole stream. A stream that was cancelled or failed is no error here: see

@@ -32,7 +32,44 @@ static void pack_fingerprint(msgpack_packer *pk, const char *name, uint64_t v) {
 
 /* ---- hello, models ---- */
 
-enum { N_MODEL = 5 };
+/* -1 is "auto": what a client may send back. */
+static void pack_draft_tokens(msgpack_packer *pk, int n) {
+    if (n < 0) rpc_pack_str(pk, "auto");
+    else msgpack_pack_int(pk, n);
+}
+
+/* The draft model, nil where there is none. */
+static void pack_draft(const struct model_config *c, msgpack_packer *pk) {
+    if (!c) {
+        msgpack_pack_nil(pk);
+        return;
+    }
+    msgpack_pack_map(pk, 4);
+    pack_pair_str(pk, "name", c->name);
+    pack_pair_str(pk, "architecture", c->arch);
+    pack_pair_int(pk, "layers", c->n_layers);
+    pack_pair_int(pk, "context", c->context);
+}
+
+/* What a request gets that names nothing of it; nil where the server was not told. */
+static void pack_speculation_defaults(const struct server *s, msgpack_packer *pk) {
+    const struct engine_options *o = s->options.engine;
+    if (!o) {
+        msgpack_pack_nil(pk);
+        return;
+    }
+    msgpack_pack_map(pk, 4);
+    rpc_pack_str(pk, "draft_tokens");
+    pack_draft_tokens(pk, o->draft_tokens);
+    rpc_pack_str(pk, "max_draft_tokens");
+    if (o->max_draft_tokens > 0) msgpack_pack_int(pk, o->max_draft_tokens);
+    else msgpack_pack_nil(pk);
+    rpc_pack_str(pk, "lookup");
+    rpc_pack_bool(pk, o->lookup);
+    pack_pair_str(pk, "coupling", verify_coupling_name(s->options.coupling));
+}
+
+enum { N_MODEL = 7 };
 static void pack_model(struct server *s, msgpack_packer *pk) {
     const struct chat_family *chat = engine_chat(s->engine);
     msgpack_pack_map(pk, N_MODEL);
@@ -44,6 +81,10 @@ static void pack_model(struct server *s, msgpack_packer *pk) {
     msgpack_pack_map(pk, 2);
     pack_fingerprint(pk, "fingerprint", tokenizer_fingerprint(engine_tokenizer(s->engine)));
     pack_pair_int(pk, "n_tokens", tokenizer_n_tokens(engine_tokenizer(s->engine)));
+    rpc_pack_str(pk, "draft");
+    pack_draft(engine_draft_config(s->engine), pk);
+    rpc_pack_str(pk, "speculation");
+    pack_speculation_defaults(s, pk);
 }
 
 void describe__hello(struct connection *c, msgpack_packer *pk) {
@@ -55,18 +96,55 @@ void describe__hello(struct connection *c, msgpack_packer *pk) {
     rpc_pack_str(pk, "model");
     pack_model(s, pk);
     rpc_pack_str(pk, "limits");
-    msgpack_pack_map(pk, 6);
+    msgpack_pack_map(pk, 7);
     pack_pair_u64(pk, "message_bytes", o->max_message_bytes);
     pack_pair_int(pk, "depth", SCAN_MAX_DEPTH);
     pack_pair_u64(pk, "values", c->scan.limits.max_nodes);
     pack_pair_int(pk, "streams", o->max_streams);
     pack_pair_int(pk, "stop_strings", VERIFY_MAX_STOPS);
     pack_pair_int(pk, "logprobs", KERN_MAX_LOGPROBS);
+    pack_pair_int(pk, "draft_tokens", KERN_MAX_DRAFT);
 }
 
 void describe__models(struct server *s, msgpack_packer *pk) {
     msgpack_pack_array(pk, 1);
     pack_model(s, pk);
+}
+
+/* ---- speculation ---- */
+
+static void pack_places(msgpack_packer *pk, const char *name, const uint64_t *at, int n) {
+    rpc_pack_str(pk, name);
+    msgpack_pack_array(pk, (size_t)n);
+    for (int i = 0; i < n; i++) msgpack_pack_uint64(pk, at[i]);
+}
+
+static void pack_share(msgpack_packer *pk, const char *name, double part, double whole) {
+    rpc_pack_str(pk, name);
+    if (whole > 0) rpc_pack_real(pk, part / whole);
+    else msgpack_pack_nil(pk);
+}
+
+void describe__speculation(const struct engine_speculation *s, enum engine_no_draft no_draft,
+                           msgpack_packer *pk) {
+    int n_places = KERN_MAX_DRAFT;
+    while (n_places > 0 && s->n_drafted_at[n_places - 1] == 0) n_places--;
+    msgpack_pack_map(pk, 13u + (no_draft != ENGINE_DRAFT_OK));
+    pack_pair_u64(pk, "rounds", s->n_rounds);
+    pack_pair_u64(pk, "plain_rounds", s->n_plain_rounds);
+    pack_pair_u64(pk, "drafted", s->n_drafted);
+    pack_pair_u64(pk, "accepted", s->n_accepted);
+    pack_share(pk, "acceptance", (double)s->n_accepted, (double)s->n_drafted);
+    /* of a round with draft tokens: those accepted and the target's own behind them */
+    pack_share(pk, "tokens_per_round", (double)(s->n_accepted + s->n_rounds), (double)s->n_rounds);
+    pack_places(pk, "drafted_by_position", s->n_drafted_at, n_places);
+    pack_places(pk, "accepted_by_position", s->n_accepted_at, n_places);
+    pack_pair_u64(pk, "lookup_drafted", s->n_lookup_drafted);
+    pack_pair_u64(pk, "lookup_accepted", s->n_lookup_accepted);
+    pack_pair_real(pk, "draft_ms", (double)s->draft_ns / 1e6);
+    pack_pair_real(pk, "verify_ms", (double)s->verify_ns / 1e6);
+    pack_pair_u64(pk, "page_rollbacks", s->n_page_rollbacks);
+    if (no_draft != ENGINE_DRAFT_OK) pack_pair_str(pk, "no_draft", engine_no_draft_name(no_draft));
 }
 
 /* ---- stats ---- */
@@ -121,7 +199,7 @@ static void pack_pool(msgpack_packer *pk, const struct kvpool_stats *p) {
 void describe__stats(struct server *s, msgpack_packer *pk) {
     struct engine_stats st;
     engine_get_stats(s->engine, &st);
-    msgpack_pack_map(pk, 20);
+    msgpack_pack_map(pk, 23);
     pack_pair_int(pk, "running", st.n_running);
     pack_pair_int(pk, "waiting", st.n_waiting);
     pack_pair_int(pk, "paused", st.n_paused);
@@ -137,6 +215,10 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "rows", st.n_rows);
     pack_pair_u64(pk, "kv_bytes_read", st.kv_bytes_read);
     pack_pair_real(pk, "step_seconds", st.step_seconds);
+    pack_pair_real(pk, "overhead_seconds", st.overhead_seconds);
+    rpc_pack_str(pk, "speculation");
+    describe__speculation(&st.speculation, ENGINE_DRAFT_OK, pk);
+    pack_pair_u64(pk, "draft_starved", st.n_draft_starved);
     pack_pair_real(pk, "uptime_seconds", st.uptime_seconds);
     pack_pair_u64(pk, "resident_bytes", st.resident_bytes);
     pack_histogram(pk, "ttft_seconds", &st.ttft);

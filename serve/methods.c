@@ -132,11 +132,17 @@ static bool read_token_ids(const struct call *k, const msgpack_object *o, struct
     return true;
 }
 
+/* What a request gets that names nothing. */
+static void start_defaults(const struct call *k, struct request_options *o) {
+    params__defaults(o);
+    o->verify.coupling = k->c->server->options.coupling;
+}
+
 static void generate(const struct call *k) {
     struct request_options o;
     const char *text;
     size_t n;
-    params__defaults(&o);
+    start_defaults(k, &o);
     if (!may_start(k) || !read_params(k, "generate [prompt, options]", 1, params__generate, &o))
         return;
     if (k->params[0].type == MSGPACK_OBJECT_ARRAY) {
@@ -159,7 +165,7 @@ static void generate(const struct call *k) {
 static void chat(const struct call *k) {
     struct engine *g = k->c->server->engine;
     struct request_options o;
-    params__defaults(&o);
+    start_defaults(k, &o);
     if (!may_start(k) || !read_params(k, "chat [messages, options]", 1, params__chat, &o)) return;
     if (!engine_chat(g))
         connection__error(k->c, k->id, RPC_UNSUPPORTED, "this model cannot chat (%s); use generate",

@@ -98,6 +98,47 @@ static void pool_pages(struct strbuf *b, const struct kvpool_stats *p) {
     }
 }
 
+static void by_position(struct strbuf *b, const char *model, const char *name, const char *help,
+                        const uint64_t *at) {
+    head(b, name, "counter", help);
+    for (int i = 0; i < KERN_MAX_DRAFT; i++) {
+        strbuf_printf(b, "%s{", name);
+        label(b, model);
+        strbuf_printf(b, ",position=\"%d\"} %" PRIu64 "\n", i, at[i]);
+    }
+}
+
+/* vLLM has the first four, by these names and meanings; its rounds have one length, ours do not,
+ * hence a count of draft tokens by position too: accepted / drafted is the rate there. */
+static void speculation(struct strbuf *b, const char *m, const struct engine_stats *st) {
+    const struct engine_speculation *s = &st->speculation;
+    one(b, m, "vllm:spec_decode_num_drafts_total", "counter", "Rounds with draft tokens.",
+        (double)s->n_rounds);
+    one(b, m, "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens proposed.",
+        (double)s->n_drafted);
+    one(b, m, "vllm:spec_decode_num_accepted_tokens_total", "counter", "Of these, emitted.",
+        (double)s->n_accepted);
+    by_position(b, m, "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "Emitted draft tokens by their place in the round, from 0.", s->n_accepted_at);
+    by_position(b, m, "tandem_spec_draft_tokens_per_pos_total",
+                "Draft tokens proposed by their place in the round, from 0.", s->n_drafted_at);
+    one(b, m, "tandem_spec_plain_rounds_total", "counter",
+        "Passes of the target for one token of a request, without draft tokens.",
+        (double)s->n_plain_rounds);
+    one(b, m, "tandem_spec_lookup_draft_tokens_total", "counter",
+        "Draft tokens that prompt lookup proposed.", (double)s->n_lookup_drafted);
+    one(b, m, "tandem_spec_lookup_accepted_tokens_total", "counter", "Of these, emitted.",
+        (double)s->n_lookup_accepted);
+    one(b, m, "tandem_spec_page_rollbacks_total", "counter",
+        "Rejections that gave whole KV pages back.", (double)s->n_page_rollbacks);
+    one(b, m, "tandem_spec_draft_starved_total", "counter",
+        "Requests that went on without a draft for want of memory.", (double)st->n_draft_starved);
+    one(b, m, "tandem_spec_draft_seconds_total", "counter", "Time in passes of the draft model.",
+        (double)s->draft_ns / 1e9);
+    one(b, m, "tandem_spec_verify_seconds_total", "counter",
+        "Time in the target's passes that verified.", (double)s->verify_ns / 1e9);
+}
+
 void metrics__text(struct server *s, struct strbuf *b) {
     struct engine_stats st;
     const char *m = engine_model_name(s->engine);
@@ -127,6 +168,9 @@ void metrics__text(struct server *s, struct strbuf *b) {
     one(b, m, "tandem_steps_total", "counter", "Passes through the model.", (double)st.n_steps);
     one(b, m, "tandem_rows_total", "counter", "Rows in these passes.", (double)st.n_rows);
     one(b, m, "tandem_step_seconds_total", "counter", "Time spent in passes.", st.step_seconds);
+    one(b, m, "tandem_step_overhead_seconds_total", "counter",
+        "Of these, outside the backend's operations.", st.overhead_seconds);
+    speculation(b, m, &st);
     one(b, m, "tandem_kv_read_bytes_total", "counter", "KV bytes that attention read.",
         (double)st.kv_bytes_read);
     one(b, m, "tandem_resident_bytes", "gauge", "Resident memory of the process.",

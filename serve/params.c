@@ -35,7 +35,13 @@ void params__defaults(struct request_options *o) {
         {"stream", PARAM_BOOL, AT(stream), 0, 0, false},                                           \
         {"cache_salt", PARAM_SALT, AT(salt), 0, 0, false},                                         \
         {"prefix_cache", PARAM_BOOL, AT(prefix_cache), 0, 0, false},                               \
-        {"skip_special_tokens", PARAM_BOOL, AT(skip_special_tokens), 0, 0, false}, {               \
+        {"skip_special_tokens", PARAM_BOOL, AT(skip_special_tokens), 0, 0, false},                 \
+        {"draft_tokens", PARAM_DRAFT_TOKENS, AT(verify.draft_tokens), 0, KERN_MAX_DRAFT, false},   \
+        {"coupling", PARAM_COUPLING, AT(verify.coupling), 0, 0, false},                            \
+        {"draft_model", PARAM_BOOL, AT(verify.draft_model), 0, 0, false},                          \
+        {"lookup", PARAM_BOOL, AT(verify.lookup), 0, 0, false},                                    \
+        {"drafted", PARAM_BOOL, AT(drafted), 0, 0, false},                                         \
+        {"conversation", PARAM_CONVERSATION, AT(conversation), 0, 0, false}, {                     \
         "n", PARAM_ONE, 0, 0, 0, false                                                             \
     }
 
@@ -96,6 +102,61 @@ static int read_bool(const struct param *t, const msgpack_object *v, bool *out, 
     return 0;
 }
 
+enum { MAX_NAME_BYTES = 256 }; /* of cache_salt and conversation */
+
+/* One 64-bit number, never 0, for `n` bytes; `kind` keeps names, numbers and connections apart. */
+static uint64_t number_of(char kind, const void *bytes, size_t n, uint64_t seed) {
+    char tagged[1 + MAX_NAME_BYTES] = {kind};
+    ASSERT(n <= MAX_NAME_BYTES);
+    memcpy(tagged + 1, bytes, n);
+    uint64_t h = XXH3_64bits_withSeed(tagged, 1 + n, seed);
+    return h ? h : 1;
+}
+
+uint64_t params__conversation_of(uint64_t connection, uint64_t salt_seed) {
+    return number_of('c', &connection, sizeof connection, salt_seed);
+}
+
+static int read_conversation(struct request_options *o, const msgpack_object *v, uint64_t seed,
+                             struct err *e) {
+    const char *s;
+    size_t n = 0;
+    uint64_t id;
+    if (rpc_text(v, &s, &n) && n >= 1 && n <= MAX_NAME_BYTES) {
+        o->conversation = number_of('t', s, n, seed);
+    } else if (!rpc_is_text(v) && rpc_u64(v, &id)) {
+        o->conversation = number_of('n', &id, sizeof id, seed);
+    } else if (v->type == MSGPACK_OBJECT_BOOLEAN && !v->via.boolean) {
+        o->conversation = 0;
+    } else if (rpc_is_text(v)) {
+        return err_raise(e, E_RANGE, "conversation has %zu bytes, allowed is [1, %d]", n,
+                         MAX_NAME_BYTES);
+    } else {
+        return err_raise(e, E_INVALID,
+                         "conversation must be a str, an integer from 0 to 2^64 - 1, or false");
+    }
+    o->has_conversation = true;
+    return 0;
+}
+
+/* "auto" or a number; the text is that of verify_draft_tokens_check. */
+static int read_draft_tokens(const struct param *t, const msgpack_object *v, int *out,
+                             struct err *e) {
+    double x;
+    if (rpc_text_is(v, "auto")) {
+        *out = VERIFY_DRAFT_AUTO;
+        return 0;
+    }
+    if (!rpc_real(v, &x) || x != floor(x))
+        return err_raise(e, E_INVALID, "%s must be \"auto\" or an integer in [0, %d]", t->name,
+                         KERN_MAX_DRAFT);
+    if (x < t->lo || x > t->hi)
+        return err_raise(e, E_RANGE, "%s is %.15g, allowed is \"auto\" or [0, %d]", t->name, x,
+                         KERN_MAX_DRAFT);
+    *out = (int)x;
+    return 0;
+}
+
 static int read_value(const struct param *t, void *out, const msgpack_object *v, uint64_t salt_seed,
                       struct err *e) {
     char *field = (char *)out + t->offset;
@@ -130,11 +191,23 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
     case PARAM_SALT: {
         const char *s;
         size_t n;
-        if (!rpc_text(v, &s, &n) || n < 1 || n > 256)
-            return err_raise(e, E_INVALID, "cache_salt must be a str of 1 to 256 bytes");
-        uint64_t h = XXH3_64bits_withSeed(s, n, salt_seed);
-        *(uint64_t *)field = h ? h : 1; /* 0 is "no salt" */
+        if (!rpc_text(v, &s, &n) || n < 1 || n > MAX_NAME_BYTES)
+            return err_raise(e, E_INVALID, "cache_salt must be a str of 1 to %d bytes",
+                             MAX_NAME_BYTES);
+        *(uint64_t *)field = number_of('s', s, n, salt_seed); /* 0 is "no salt" */
         return 0;
+    }
+    case PARAM_CONVERSATION:
+        return read_conversation(out, v, salt_seed, e);
+    case PARAM_DRAFT_TOKENS:
+        return read_draft_tokens(t, v, (int *)field, e);
+    case PARAM_COUPLING: {
+        const char *s;
+        size_t n;
+        if (!rpc_text(v, &s, &n))
+            return err_raise(e, E_INVALID, "%s must be \"lossless\" or \"gumbel\", not %s", t->name,
+                             rpc_type_name(v));
+        return verify_coupling_parse((enum verify_coupling *)field, s, n, e);
     }
     case PARAM_TEXT: {
         struct param_text *text = (struct param_text *)field;

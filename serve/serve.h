@@ -15,6 +15,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "verify/verify.h"
+
 struct engine;
 struct engine_options;
 struct err;
@@ -45,9 +47,10 @@ struct serve_options {
     int drain_timeout_ms; /* running requests may finish after SIGTERM, 30 s */
     size_t max_message_bytes; /* 16 MiB */
     size_t high_bytes, low_bytes,
-        hard_bytes; /* unsent of one connection: 256 KiB, 64 KiB, 64 MiB */
+        hard_bytes;                /* unsent of one connection: 256 KiB, 64 KiB, 64 MiB */
+    enum verify_coupling coupling; /* of requests that name none, default VERIFY_LOSSLESS */
     const struct engine_options
-        *engine; /* what the engine was opened with, for `plan`; NULL: no plan */
+        *engine; /* what the engine was opened with, for `plan` and hello; NULL: no plan */
 };
 void serve_options_default(struct serve_options *o);
 

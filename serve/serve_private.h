@@ -39,8 +39,10 @@ struct stream {
     struct verify_text text;
     int n_seen;           /* tokens turned into text */
     int n_sent;           /* tokens in notifications so far */
+    bool show_drafted;    /* say of each token whether it was drafted, and its bytes of text */
     uint32_t seq;         /* of the next notification */
     struct strbuf unsent; /* text not in a notification yet (unary: all of it) */
+    struct strbuf pieces; /* show_drafted: u32 each, bytes of `unsent` that a token brought */
 };
 
 /* ---- Connections ---- */
@@ -200,7 +202,10 @@ struct request_options {
     bool stream, prefix_cache, skip_special_tokens;
     bool add_special, parse_special; /* generate */
     bool add_generation_prompt;      /* chat */
+    bool drafted;                    /* tell the tokens that were drafted */
     uint64_t salt;
+    uint64_t conversation; /* 0: nobody's, where has_conversation; else the connection's */
+    bool has_conversation;
 };
 
 enum param_kind {
@@ -211,6 +216,9 @@ enum param_kind {
     PARAM_SEED,
     PARAM_STOP,
     PARAM_SALT,
+    PARAM_CONVERSATION,
+    PARAM_DRAFT_TOKENS,
+    PARAM_COUPLING,
     PARAM_LOGPROBS,
     PARAM_ONE,
     PARAM_TEXT
@@ -227,6 +235,8 @@ struct param {
 int params__read(const struct param *table, void *out, const msgpack_object *map,
                  uint64_t salt_seed, const char **bad, struct err *e);
 void params__defaults(struct request_options *o);
+/* The conversation of a connection's requests that name none. */
+uint64_t params__conversation_of(uint64_t connection, uint64_t salt_seed);
 extern const struct param params__generate[], params__chat[];
 
 /* A str or bin that a PARAM_TEXT field points to; lives as long as the request's message. */
@@ -246,5 +256,8 @@ void describe__stats(struct server *s, msgpack_packer *pk);
 void describe__memory(struct server *s, msgpack_packer *pk);
 void describe__models(struct server *s, msgpack_packer *pk);
 void describe__plan(const struct plan *p, msgpack_packer *pk);
+/* A map of what speculation did, of one request or of all; no_draft: see engine.h. */
+void describe__speculation(const struct engine_speculation *s, enum engine_no_draft no_draft,
+                           msgpack_packer *pk);
 
 #endif

@@ -10,6 +10,7 @@
 enum {
     TOKEN_BYTES = 5,    /* of a packed token id, at most */
     LOGPROB_BYTES = 32, /* of a packed logprobs entry, about, and of each alternative */
+    PIECE_BYTES = 4,    /* of a token's flag and length of text */
     UNSENT_LIMIT = 64 << 20,
 };
 
@@ -31,6 +32,7 @@ void stream__free(struct stream *st) {
     if (st->request) engine_release(c->server->engine, st->request);
     verify_text_deinit(&st->text);
     strbuf_deinit(&st->unsent);
+    strbuf_deinit(&st->pieces);
     free(st);
 }
 
@@ -43,6 +45,7 @@ void stream__pause(struct stream *st, bool paused) {
 void stream__cancel(struct stream *st) {
     st->cancelled = true;
     strbuf_clear(&st->unsent);
+    strbuf_clear(&st->pieces);
     engine_cancel(st->connection->server->engine, st->request);
 }
 
@@ -92,6 +95,7 @@ void stream__start(struct connection *c, uint32_t msgid, const struct request_op
     st->connection = c;
     st->msgid = msgid;
     st->unary = !o->stream;
+    st->show_drafted = o->drafted;
     st->params = o->verify;
     st->unsent.limit = UNSENT_LIMIT;
     struct engine_submit_options so = {
@@ -99,6 +103,8 @@ void stream__start(struct connection *c, uint32_t msgid, const struct request_op
         .prompt = prompt,
         .n_prompt = n_prompt,
         .salt = o->salt,
+        .conversation = o->has_conversation ? o->conversation
+                                            : params__conversation_of(c->number, s->salt_seed),
         .no_prefix_cache = !o->prefix_cache,
         .show_special = !o->skip_special_tokens,
         .notify = wake,
@@ -131,12 +137,29 @@ void stream__start(struct connection *c, uint32_t msgid, const struct request_op
 size_t stream__unsent_bytes(const struct stream *st) {
     size_t n_tokens = (size_t)(st->n_seen - st->n_sent), each = TOKEN_BYTES;
     if (st->params.logprobs >= 0) each += LOGPROB_BYTES * (1 + (size_t)st->params.logprobs);
+    if (st->show_drafted) each += PIECE_BYTES;
     return st->unsent.n + n_tokens * each;
 }
 
 static void pack_tokens(msgpack_packer *pk, const int32_t *tokens, int n) {
     msgpack_pack_array(pk, (size_t)n);
     for (int i = 0; i < n; i++) msgpack_pack_int32(pk, tokens[i]);
+}
+
+/* Two arrays as long as `tokens`: was it drafted, how many bytes of the text did it bring. */
+enum { N_DRAFTED = 2 };
+static void pack_drafted(msgpack_packer *pk, const struct stream *st,
+                         const struct engine_progress *p, int first, int n) {
+    rpc_pack_str(pk, "drafted");
+    msgpack_pack_array(pk, (size_t)n);
+    for (int i = 0; i < n; i++) msgpack_pack_int(pk, p->drafted && p->drafted[first + i]);
+    rpc_pack_str(pk, "text_bytes");
+    msgpack_pack_array(pk, (size_t)n);
+    for (int i = 0; i < n; i++) {
+        uint32_t bytes;
+        memcpy(&bytes, st->pieces.data + (size_t)i * sizeof bytes, sizeof bytes);
+        msgpack_pack_uint32(pk, bytes);
+    }
 }
 
 static void pack_logprobs(msgpack_packer *pk, const struct engine_logprobs *l, int n) {
@@ -180,7 +203,7 @@ static void send_tokens(struct stream *st, const struct engine_progress *p) {
     rpc_pack_notification_head(pk, "token");
     msgpack_pack_array(pk, 2);
     msgpack_pack_uint32(pk, st->id);
-    msgpack_pack_map(pk, logprobs ? 4 : 3);
+    msgpack_pack_map(pk, 3u + logprobs + (st->show_drafted ? N_DRAFTED : 0));
     rpc_pack_str(pk, "seq");
     msgpack_pack_uint32(pk, st->seq++);
     pack_text(pk, &st->unsent, st->unsent.n);
@@ -190,8 +213,10 @@ static void send_tokens(struct stream *st, const struct engine_progress *p) {
         rpc_pack_str(pk, "logprobs");
         pack_logprobs(pk, p->logprobs + st->n_sent, n);
     }
+    if (st->show_drafted) pack_drafted(pk, st, p, st->n_sent, n);
     st->n_sent = st->n_seen;
     strbuf_clear(&st->unsent);
+    strbuf_clear(&st->pieces);
 }
 
 static double ms_between(int64_t from_ns, int64_t to_ns) {
@@ -238,8 +263,8 @@ static void pack_end(msgpack_packer *pk, const struct stream *st, const struct e
 
     rpc_pack_str(pk, "seed");
     msgpack_pack_uint64(pk, p->seed);
-    rpc_pack_str(pk, "speculation"); /* no draft in this engine yet */
-    msgpack_pack_nil(pk);
+    rpc_pack_str(pk, "speculation");
+    describe__speculation(&p->speculation, p->no_draft, pk);
 }
 
 static void send_done(struct stream *st, const struct engine_progress *p) {
@@ -273,7 +298,7 @@ static void send_response(struct stream *st, const struct engine_progress *p) {
     }
     bool logprobs = st->params.logprobs >= 0 && p->logprobs != NULL;
     msgpack_packer *pk = connection__result(c, st->msgid);
-    msgpack_pack_map(pk, N_END + 2 + logprobs);
+    msgpack_pack_map(pk, N_END + 2u + logprobs + (st->show_drafted ? N_DRAFTED : 0));
     pack_text(pk, &st->unsent, st->unsent.n);
     rpc_pack_str(pk, "tokens");
     pack_tokens(pk, p->tokens, p->n_tokens);
@@ -281,16 +306,23 @@ static void send_response(struct stream *st, const struct engine_progress *p) {
         rpc_pack_str(pk, "logprobs");
         pack_logprobs(pk, p->logprobs, p->n_tokens);
     }
+    if (st->show_drafted) pack_drafted(pk, st, p, 0, p->n_tokens);
     pack_end(pk, st, p);
 }
 
 /* ---- News ---- */
 
 static void take_text(struct stream *st, const struct engine_progress *p) {
-    for (; st->n_seen < p->n_tokens; st->n_seen++)
-        if (!st->cancelled) verify_text_push(&st->text, p->tokens[st->n_seen], &st->unsent);
+    for (; st->n_seen < p->n_tokens; st->n_seen++) {
+        if (st->cancelled) continue;
+        size_t before = st->unsent.n;
+        verify_text_push(&st->text, p->tokens[st->n_seen], &st->unsent);
+        uint32_t bytes = (uint32_t)(st->unsent.n - before);
+        if (st->show_drafted) strbuf_append(&st->pieces, &bytes, sizeof bytes);
+    }
     if (p->finish != ENGINE_RUNNING && !st->cancelled) verify_text_finish(&st->text, &st->unsent);
-    if (st->unsent.failed) connection__doom(st->connection, "no memory for its text");
+    if (st->unsent.failed || st->pieces.failed)
+        connection__doom(st->connection, "no memory for its text");
 }
 
 void stream__flush(struct stream *st) {
@@ -304,6 +336,7 @@ void stream__poll(struct stream *st) {
     struct engine_progress p;
     engine_poll(st->request, &p);
     take_text(st, &p);
+    if (st->connection->doom) return; /* what it kept of the tokens is not whole */
     bool finished = p.finish != ENGINE_RUNNING;
     if (!st->unary && !st->cancelled) {
         /* The last tokens never wait, and neither does text that the end released. */

@@ -190,3 +190,6 @@ if __name__ == "__main__":
     for piece in client.stream("generate", sys.argv[2], {"max_tokens": 64}):
         print(piece.get("text", ""), end="", flush=True)
     print("\n", client.done)
+    spec = client.done["speculation"]
+    print(f'{spec["accepted"]} of {spec["drafted"]} draft tokens accepted, '
+          f'{spec["tokens_per_round"]} tokens a round')

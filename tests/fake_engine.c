@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 
-enum { N_VOCAB = 258, EOS = 256, OPEN = 257, CONTEXT = 4096, MAX_QUEUE = 300 };
+enum { N_VOCAB = 258, EOS = 256, OPEN = 257, CONTEXT = 4096, MAX_QUEUE = 300, MAX_TALKS = 64 };
 
 struct engine_request {
     struct engine_request *next;
@@ -21,6 +21,17 @@ struct engine_request {
     enum engine_finish finish;
     int stop_idx;
     int64_t submitted_ns, first_ns, finished_ns;
+    int n_cached;
+    uint8_t *drafted;
+    struct engine_speculation spec;
+    enum engine_no_draft no_draft;
+};
+
+/* The last request of a conversation. */
+struct talk {
+    uint64_t salt, conversation;
+    int32_t *ids;
+    int n;
 };
 
 struct engine {
@@ -31,6 +42,8 @@ struct engine {
     bool closing;
     atomic_bool draining;
     int step_us, run;
+    struct talk talks[MAX_TALKS];
+    int n_talks; /* ever; the oldest is forgotten */
     struct engine_stats stats;
     struct plan plan;
     int64_t opened_ns;
@@ -115,6 +128,18 @@ int chat_render(const struct chat_family *f, const struct tokenizer *t,
 static const struct tokenizer *const chat_mark = &the_tokenizer; /* any address */
 void engine_options_default(struct engine_options *o) {
     memset(o, 0, sizeof *o);
+    o->draft_tokens = -1;
+    o->lookup = true;
+}
+const struct model_config *engine_draft_config(const struct engine *g) {
+    static const struct model_config draft = {
+        .arch = "llama", .name = "fake draft", .n_layers = 2, .context = 2048};
+    return (void)g, &draft;
+}
+const char *engine_no_draft_name(enum engine_no_draft n) {
+    static const char *const names[] = {"", "no draft model", "off", "draft memory short",
+                                        "beyond the draft's context"};
+    return names[n];
 }
 const struct tokenizer *engine_tokenizer(const struct engine *g) {
     return (void)g, &the_tokenizer;
@@ -162,6 +187,32 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t free_by
 
 /* ---- Requests ---- */
 
+static struct talk *find_talk(struct engine *g, const struct engine_submit_options *o) {
+    for (int i = 0; i < MAX_TALKS; i++)
+        if (o->conversation && !o->no_prefix_cache && g->talks[i].ids &&
+            g->talks[i].conversation == o->conversation && g->talks[i].salt == o->salt)
+            return &g->talks[i];
+    return NULL;
+}
+
+static void look_up(struct engine *g, struct engine_request *r) {
+    const struct talk *t = find_talk(g, &r->o);
+    int n = t ? t->n : 0;
+    if (n > r->o.n_prompt) n = r->o.n_prompt;
+    while (r->n_cached < n && t->ids[r->n_cached] == r->prompt[r->n_cached]) r->n_cached++;
+}
+
+static void remember(struct engine *g, const struct engine_request *r) {
+    struct talk *t = find_talk(g, &r->o);
+    if (!r->o.conversation || r->o.no_prefix_cache) return;
+    if (!t) t = &g->talks[g->n_talks++ % MAX_TALKS];
+    size_t n_prompt = (size_t)r->o.n_prompt, n = n_prompt + (size_t)r->n_tokens;
+    free(t->ids);
+    *t = (struct talk){r->o.salt, r->o.conversation, malloc(n * sizeof *t->ids), (int)n};
+    memcpy(t->ids, r->prompt, n_prompt * sizeof *t->ids);
+    memcpy(t->ids + n_prompt, r->tokens, (size_t)r->n_tokens * sizeof *t->ids);
+}
+
 int engine_submit(struct engine *g, const struct engine_submit_options *o,
                   struct engine_request **out, struct err *e) {
     int rc = verify_params_check(&o->params, e);
@@ -178,10 +229,15 @@ int engine_submit(struct engine *g, const struct engine_submit_options *o,
     r->prompt = malloc((size_t)o->n_prompt * sizeof *r->prompt);
     memcpy(r->prompt, o->prompt, (size_t)o->n_prompt * sizeof *r->prompt);
     r->tokens = malloc((size_t)r->max_tokens * sizeof *r->tokens);
+    r->drafted = calloc((size_t)r->max_tokens, 1);
+    if (o->params.draft_tokens == 0) r->no_draft = ENGINE_DRAFT_OFF;
+    if (o->prompt[0] == 5) r->no_draft = ENGINE_DRAFT_MEMORY;
     if (o->params.logprobs >= 0) r->logprobs = calloc((size_t)r->max_tokens, sizeof *r->logprobs);
     r->stop_idx = -1;
     r->submitted_ns = clock_ns();
     pthread_mutex_lock(&g->mutex);
+    look_up(g, r);
+    g->stats.n_draft_starved += r->no_draft == ENGINE_DRAFT_MEMORY;
     r->next = g->requests;
     g->requests = r;
     g->stats.n_requests++;
@@ -202,16 +258,20 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
         .n_tokens = r->n_tokens,
         .tokens = r->tokens,
         .logprobs = r->logprobs,
+        .drafted = r->drafted,
         .finish = r->finish,
         .stop_idx = r->stop_idx,
         .error = "",
         .n_prompt = r->o.n_prompt,
+        .n_cached_prompt = r->n_cached,
+        .no_draft = r->finish ? r->no_draft : ENGINE_DRAFT_OK,
         .seed = r->o.params.has_seed ? r->o.params.seed : 99,
         .submitted_ns = r->submitted_ns,
         .admitted_ns = r->submitted_ns,
         .first_token_ns = r->first_ns,
         .finished_ns = r->finished_ns,
     };
+    if (r->finish) out->speculation = r->spec;
     pthread_mutex_unlock(&g->mutex);
 }
 
@@ -267,6 +327,7 @@ void engine_get_stats(struct engine *g, struct engine_stats *out) {
 static void destroy(struct engine_request *r) {
     free(r->prompt);
     free(r->tokens);
+    free(r->drafted);
     free(r->logprobs);
     free(r);
 }
@@ -275,6 +336,7 @@ static void end(struct engine *g, struct engine_request *r, enum engine_finish f
     r->finish = f;
     r->finished_ns = clock_ns();
     g->stats.n_finished[f]++;
+    remember(g, r);
 }
 
 static bool ends_in_stop(struct engine_request *r) {
@@ -291,8 +353,28 @@ static bool ends_in_stop(struct engine_request *r) {
     return false;
 }
 
-static void step(struct engine *g, struct engine_request *r) {
-    for (int k = 0; k < g->run && r->finish == ENGINE_RUNNING; k++) {
+/* The step's tokens as a round of `n_drafted` accepted draft tokens, `n_refused` refused ones and
+ * the target's own. */
+static void count_round(struct engine_speculation *s, int n_drafted, int n_refused, bool lookup) {
+    int n = n_drafted + n_refused;
+    if (n == 0) {
+        s->n_plain_rounds++;
+        return;
+    }
+    s->n_rounds++;
+    s->n_drafted += (uint64_t)n;
+    s->n_accepted += (uint64_t)n_drafted;
+    s->n_lookup_drafted += lookup ? (uint64_t)n : 0;
+    s->n_lookup_accepted += lookup ? (uint64_t)n_drafted : 0;
+    for (int i = 0; i < n; i++) s->n_drafted_at[i]++;
+    for (int i = 0; i < n_drafted; i++) s->n_accepted_at[i]++;
+    s->n_page_rollbacks += n_refused > 0;
+    s->draft_ns += 1000000;
+    s->verify_ns += 3000000;
+}
+
+static void step_tokens(struct engine *g, struct engine_request *r, int n) {
+    for (int k = 0; k < n && r->finish == ENGINE_RUNNING; k++) {
         int32_t id = r->prompt[r->n_tokens % r->o.n_prompt];
         if (id == OPEN) id = EOS;
         if (id == 4) {
@@ -305,11 +387,27 @@ static void step(struct engine *g, struct engine_request *r) {
                                                                 .n_top = r->o.params.logprobs > 0,
                                                                 .top_id = {id},
                                                                 .top_logprob = {-0.5f}};
+        r->drafted[r->n_tokens] = n > 1 && k + 1 < n;
         r->tokens[r->n_tokens++] = id;
         g->stats.n_generated_tokens++;
         if (id == EOS || ends_in_stop(r)) end(g, r, ENGINE_STOP);
         else if (r->n_tokens == r->max_tokens) end(g, r, ENGINE_LENGTH);
     }
+}
+
+static void step(struct engine *g, struct engine_request *r) {
+    int first = r->n_tokens, n = g->run, n_accepted = 0;
+    int most = r->no_draft ? 0 : r->o.params.draft_tokens; /* below 0: auto */
+    if (most >= 0 && n > most + 1) n = most + 1;
+    int32_t id = r->prompt[r->n_tokens % r->o.n_prompt];
+    bool letter = (id >= 'a' && id <= 'z') || (id >= 'A' && id <= 'Z');
+    step_tokens(g, r, n);
+    for (int i = first; i < r->n_tokens; i++) n_accepted += r->drafted[i];
+    if (r->n_tokens == first) return;
+    int n_refused = n > 1 && r->finish == ENGINE_RUNNING;
+    count_round(&r->spec, n_accepted, n_refused, !letter && r->o.params.lookup);
+    count_round(&g->stats.speculation, n_accepted, n_refused, !letter && r->o.params.lookup);
+    g->stats.overhead_seconds += 0.001;
 }
 
 static void *step_loop(void *arg) {
@@ -373,6 +471,7 @@ void engine_close(struct engine *g) {
         g->requests = r->next;
         destroy(r);
     }
+    for (int i = 0; i < MAX_TALKS; i++) free(g->talks[i].ids);
     pthread_cond_destroy(&g->cond);
     pthread_mutex_destroy(&g->mutex);
     free(g);

@@ -4,7 +4,14 @@
 /* engine/engine.h, model/tokenizer.h and model/chat.h without a model, for the socket tests. A
  * token is a byte (ids 0..255; 256 ends an answer, 257 opens a turn); the answer repeats the
  * prompt, one token a step, until max_tokens or byte 0x04. One thread steps all requests, as the
- * real one does. */
+ * real one does.
+ *
+ * Speculation: a step of more than one token is a round whose last token is the target's own and
+ * whose others are accepted draft tokens; one more draft token was refused unless the step ended
+ * the answer. By lookup where its first token was not a letter. `draft_tokens` cuts a step to so
+ * many and one; 0: a step is one token. A prompt that begins with byte 0x05 has no draft for want
+ * of memory. A request of a conversation (and salt) finds the prompt and answer of its last one
+ * cached. */
 
 #include "engine/engine.h"
 

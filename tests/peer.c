@@ -34,6 +34,7 @@ static void run_server(const struct serve_options *o, int step_us, int run, int 
     char text[4][160] = {{0}};
     struct engine_options eo;
     engine_options_default(&eo);
+    eo.max_draft_tokens = 8; /* as the command line fills it */
     struct serve_options mine = *o;
     mine.engine = &eo;
     log_set_level(LOG_QUIET);

@@ -164,8 +164,67 @@ def test_control_characters(t):
     check(t.end(), 0)
 
 
+def test_paste(t):
+    """A paste of several lines is one message; no key of it is a command."""
+    t.expect(PROMPT)
+    t.type("\x1b[200~one\ntwo\rthr\tee\x1b[A\x1b[201~!")
+    t.expect("one\u2424two\u2424thr")
+    t.type("\n")
+    t.expect("one\ntwo\nthr\tee")
+    t.expect("!\n")
+    t.expect("tokens")
+    t.expect(PROMPT)
+    t.type("\x1b[A")     # it comes back whole
+    t.expect("one\u2424two\u2424thr")
+    t.type("\n")
+    t.expect("one\ntwo\nthr\tee")
+    t.expect(PROMPT)
+    t.type("\x04")
+    check(t.end(), 0)
+
+
+def test_typing_while_answering(t):
+    """What is typed amid an answer is not echoed into it, and is there at the next prompt."""
+    t.expect(PROMPT)
+    t.type("/system " + "x" * 900 + "\n")
+    t.expect(PROMPT)
+    t.type("go\n")
+    t.expect("xxxxxxxxxx")
+    t.type("/stats\n")
+    answer = t.expect("tokens")
+    if "stats" in answer:
+        raise AssertionError("typed keys stand in the answer")
+    t.expect(PROMPT)
+    t.expect("running 0, waiting 0")
+    t.expect(PROMPT)
+    t.type("\x04")
+    check(t.end(), 0)
+
+
+def test_full_context(t):
+    """Where the context is full the oldest turns may go; the system message stays."""
+    t.expect(PROMPT)
+    t.type("/system " + "s" * 1000 + "\n")
+    t.expect(PROMPT)
+    for word in "abc":   # each answer repeats the whole conversation
+        t.type(word + "\n")
+        t.expect("tokens")
+        t.expect(PROMPT)
+    t.type("d\n")
+    t.expect("Forget its older half and ask again? [Y/n] ")
+    t.type("n\n")
+    t.expect("not sent; /reset begins another conversation\n" + PROMPT)
+    t.type("e\n")
+    t.expect("Forget its older half and ask again? [Y/n] ")
+    t.type("\n")
+    t.expect("prompt 1091 tokens")   # s, c with its answer of 88, e
+    t.expect(PROMPT)
+    t.type("\x04")
+    check(t.end(), 0)
+
+
 TESTS = [test_turns, test_commands, test_interrupt_answer, test_interrupt_prompt, test_history,
-         test_control_characters]
+         test_control_characters, test_paste, test_typing_while_answering, test_full_context]
 
 
 def main():

@@ -48,9 +48,13 @@ static struct client *open_client(const struct spawned *s) {
     return c;
 }
 
-static void collect(void *arg, const char *text, size_t n, int n_tokens) {
-    (void)n_tokens;
-    strbuf_append(arg, text, n);
+static void collect(void *arg, const struct client_piece *p) {
+    strbuf_append(arg, p->text, p->n);
+}
+
+/* Pieces with their kind and number of tokens: "+2(ab)-1(c)". */
+static void collect_pieces(void *arg, const struct client_piece *p) {
+    strbuf_printf(arg, "%c%d(%.*s)", p->drafted ? '+' : '-', p->n_tokens, (int)p->n, p->text);
 }
 
 static void test_client_generate_chat(void) {
@@ -96,6 +100,129 @@ static void test_client_generate_chat(void) {
     client_settings_deinit(&set);
     strbuf_deinit(&text);
     spawned_stop(&s);
+}
+
+/* One notification holds the whole answer, since the engine is done before the server looks, or a
+ * round: either way its pieces are those of the rounds. */
+static void test_client_speculation(void) {
+    struct spawned s;
+    struct serve_options o;
+    struct err e = {0};
+    struct strbuf text = {0};
+    struct client_settings set = {0};
+    struct client_done done;
+    peer_options(&o);
+    spawn_server(&s, &o, 2000, 3);
+    struct client *c = open_client(&s);
+    client_set_int(&set, "max_tokens", 8);
+    client_set_bool(&set, "drafted", true);
+    assert_ok(client_generate(c, "abcdef", 6, &set, collect_pieces, &text, &done, &e), e);
+    assert_string_equal(text.data, "+2(ab)-1(c)+2(de)-1(f)+2(ab)");
+    const struct client_speculation *sp = &done.speculation;
+    assert_int_equal(sp->rounds, 3);
+    assert_int_equal(sp->drafted, 8);
+    assert_int_equal(sp->accepted, 6);
+    assert_int_equal(sp->n_places, 3);
+    assert_int_equal(sp->drafted_at[2], 2);
+    assert_int_equal(sp->accepted_at[1], 3);
+    assert_int_equal(sp->accepted_at[2], 0);
+    assert_int_equal(sp->page_rollbacks, 2);
+    assert_true(sp->draft_ms == 3 && sp->verify_ms == 9);
+    assert_string_equal(sp->no_draft, "");
+    /* a character of three tokens is of the one that ends it */
+    strbuf_clear(&text);
+    assert_ok(client_generate(c, "\xe2\x82\xac!", 4, &set, collect_pieces, &text, &done, &e), e);
+    assert_string_equal(text.data, "+2()-1(\xe2\x82\xac)+2(!)-1()+2(\xe2\x82\xac!)");
+    client_set_int(&set, "draft_tokens", 0);
+    strbuf_clear(&text);
+    assert_ok(client_generate(c, "ab", 2, &set, collect, &text, &done, &e), e);
+    assert_string_equal(text.data, "abababab");
+    assert_string_equal(done.speculation.no_draft, "off");
+    assert_int_equal(done.speculation.plain_rounds, 8);
+    msgpack_object r;
+    struct client_speculation all;
+    assert_ok(client_call(c, "stats", NULL, 0, NULL, &r, &e), e);
+    client_read_speculation(&all, rpc_get(&r, "speculation"));
+    assert_int_equal(all.plain_rounds, 8);
+    assert_int_equal(all.rounds, 6);
+    client_read_speculation(&all, NULL);
+    assert_int_equal(all.plain_rounds, 0);
+    client_close(c);
+    client_settings_deinit(&set);
+    strbuf_deinit(&text);
+    spawned_stop(&s);
+}
+
+/* A listening socket in a folder of its own, and a process that says `answers` to whom comes next.
+ */
+struct canned {
+    char folder[32], socket[64];
+    int fd;
+};
+
+static void canned_open(struct canned *k) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(k->folder, sizeof k->folder, "/tmp/tandem-test-XXXXXX");
+    assert_non_null(mkdtemp(k->folder));
+    snprintf(k->socket, sizeof k->socket, "%s/s", k->folder);
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", k->socket);
+    k->fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(k->fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(k->fd, 5), 0);
+}
+
+static pid_t canned_answer(const struct canned *k, const char *answers) {
+    struct strbuf bytes = {0};
+    pack_text(&bytes, answers);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int peer = accept(k->fd, NULL, NULL);
+        if (send(peer, bytes.data, bytes.n, MSG_NOSIGNAL) > 0) usleep(200000);
+        _exit(0);
+    }
+    strbuf_deinit(&bytes);
+    return pid;
+}
+
+static void canned_close(struct canned *k) {
+    close(k->fd);
+    unlink(k->socket);
+    rmdir(k->folder);
+}
+
+/* A server whose arrays do not fit is no server of ours: an error, and no byte is read beyond. */
+static void test_client_speculation_broken(void) {
+    static const char *const tokens[] = {
+        "'text':'abc','tokens':[1,2],'drafted':[1],'text_bytes':[1,1]",
+        "'text':'abc','tokens':[1,2],'drafted':[1,0],'text_bytes':[1]",
+        "'text':'abc','tokens':[1,2],'drafted':[1,0]",
+        "'text':'abc','tokens':[1,2],'drafted':[1,2],'text_bytes':[1,1]",
+        "'text':'abc','tokens':[1,2],'drafted':[1,0],'text_bytes':[1,3]",
+        "'text':'abc','tokens':[1,2],'drafted':[1,0],'text_bytes':[-1,3]",
+        "'tokens':[1],'drafted':[1],'text_bytes':[1]",
+        "'text':'abc','tokens':[1],'drafted':'x','text_bytes':[1]",
+    };
+    struct canned k;
+    canned_open(&k);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        struct strbuf text = {0};
+        char all[400];
+        snprintf(all, sizeof all,
+                 "[1,1,nil,{}] [1,2,nil,{'stream':1}] [2,'token',[1,{%s}]] [2,'done',[1,{}]]",
+                 tokens[i]);
+        pid_t pid = canned_answer(&k, all);
+        struct client *c;
+        struct err e = {0};
+        struct client_done done;
+        struct client_options o = {.socket_path = k.socket, .timeout_ms = 3000};
+        assert_ok(client_open(&c, &o, &e), e);
+        int rc = client_generate(c, "x", 1, NULL, collect_pieces, &text, &done, &e);
+        if (rc != E_PROTOCOL) fail_msg("%zu: %s %s", i, err_name(rc), e.message);
+        client_close(c);
+        waitpid(pid, NULL, 0);
+        strbuf_deinit(&text);
+    }
+    canned_close(&k);
 }
 
 static struct client *interrupted_client;
@@ -203,10 +330,9 @@ struct reader {
     size_t cut_after; /* 0: never */
 };
 
-static void read_and_cut(void *arg, const char *text, size_t n, int n_tokens) {
+static void read_and_cut(void *arg, const struct client_piece *p) {
     struct reader *r = arg;
-    (void)n_tokens;
-    strbuf_append(&r->text, text, n);
+    strbuf_append(&r->text, p->text, p->n);
     if (r->cut_after && r->text.n >= r->cut_after) client_interrupt(r->client);
 }
 
@@ -341,6 +467,34 @@ static void test_client_chat_command(void) {
     assert_string_equal(err.data,
                         "error: no server at /tmp/no-such-socket-here; start one with: tandem "
                         "serve --model PATH --socket /tmp/no-such-socket-here\n");
+    /* marks beside the text; what speculation did, and what a request may say of it */
+    const char *const marked[] = {"--socket", s.socket, "--show-spec", "--stats", "abcdef", NULL};
+    spawned_stop(&s);
+    peer_options(&o);
+    spawn_server(&s, &o, 100, 3);
+    assert_int_equal(run_chat(marked, NULL, &out, &err), 0);
+    assert_non_null(strstr(out.data, "\xe2\x80\xb9"
+                                     "ab\xe2\x80\xba"
+                                     "c\xe2\x80\xb9"
+                                     "de\xe2\x80\xba"
+                                     "f\n"));
+    assert_non_null(strstr(err.data, ", 2.67 tokens a round (71 % of 7 draft tokens)"));
+    assert_non_null(strstr(err.data, "# speculation: 3 rounds of 2.67 tokens, 0 without draft "
+                                     "tokens; 5 of 7 draft tokens accepted (71 %; by place 100 100 "
+                                     "0); by lookup 1 of 1; draft 3 ms, verify 9 ms; 2 page "
+                                     "rollbacks\n"));
+    const char *const off[] = {"--socket", s.socket,     "--show-spec", "--draft-tokens",
+                               "0",        "--coupling", "gumbel",      "--no-lookup",
+                               "abc",      NULL};
+    assert_int_equal(run_chat(off, NULL, &out, &err), 0);
+    assert_string_equal(out.data, "abc\n");
+    assert_null(strstr(err.data, "draft tokens"));
+    const char *const many[] = {"--draft-tokens", "17", "hi", NULL};
+    assert_int_equal(run_chat(many, NULL, &out, &err), 2);
+    assert_non_null(strstr(err.data, "--draft-tokens: 17 is not in 0..16 (or auto)\n"));
+    const char *const tree[] = {"--coupling", "tree", "hi", NULL};
+    assert_int_equal(run_chat(tree, NULL, &out, &err), 2);
+    assert_non_null(strstr(err.data, "--coupling: 'tree' is neither lossless nor gumbel\n"));
     const char *const wrong[] = {"--temprature", "1", "hi", NULL};
     assert_int_equal(run_chat(wrong, NULL, &out, &err), 2);
     assert_non_null(strstr(err.data, "temperature"));
@@ -353,11 +507,42 @@ static void test_client_chat_command(void) {
     spawned_stop(&s);
 }
 
+/* A full server says when to come again, and chat passes it on. */
+static void test_client_retry_after(void) {
+    static const char answers[] =
+        "[1,1,nil,{'model':{}}] [1,2,[6,'the queue is full',{'retry_after':2.5}],nil]";
+    struct canned k;
+    struct client *c;
+    struct client_done done;
+    struct err e = {0};
+    struct strbuf out = {0}, err = {0};
+    canned_open(&k);
+    pid_t pid = canned_answer(&k, answers);
+    struct client_options o = {.socket_path = k.socket, .timeout_ms = 3000};
+    assert_ok(client_open(&c, &o, &e), e);
+    assert_true(client_retry_after(c) == 0);
+    assert_int_equal(client_generate(c, "x", 1, NULL, NULL, NULL, &done, &e), E_FULL);
+    assert_true(client_retry_after(c) == 2.5);
+    client_close(c);
+    waitpid(pid, NULL, 0);
+    pid = canned_answer(&k, answers);
+    const char *const words[] = {"--socket", k.socket, "hi", NULL};
+    assert_int_equal(run_chat(words, NULL, &out, &err), 1);
+    assert_string_equal(err.data, "error: the queue is full (overloaded); try again in 2.5 s\n");
+    waitpid(pid, NULL, 0);
+    strbuf_deinit(&out);
+    strbuf_deinit(&err);
+    canned_close(&k);
+}
+
 const struct test tests[] = {
     {"client_generate_chat", TEST_QUICK, 10000, test_client_generate_chat},
+    {"client_speculation", TEST_QUICK, 10000, test_client_speculation},
+    {"client_speculation_broken", TEST_QUICK, 10000, test_client_speculation_broken},
     {"client_interrupt", TEST_QUICK, 15000, test_client_interrupt},
     {"client_errors", TEST_QUICK, 15000, test_client_errors},
     {"client_32_at_once", TEST_QUICK, 60000, test_client_32_at_once},
+    {"client_retry_after", TEST_QUICK, 10000, test_client_retry_after},
     {"client_chat_command", TEST_QUICK, 15000, test_client_chat_command},
     {0},
 };

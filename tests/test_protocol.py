@@ -79,6 +79,44 @@ def test_unary_and_chat(c):
     check(r["bytes"], b"\xc8h\xc8h")
 
 
+def test_speculation(c):
+    """The fake engine's rounds: two accepted draft tokens and the target's own."""
+    flags, text = [], b""
+    for t in c.stream("generate", "hello ", {"max_tokens": 12, "drafted": True}):
+        check(len(t["drafted"]), len(t["tokens"]))
+        check(sum(t["text_bytes"]), len(t["text"].encode()))
+        flags += t["drafted"]
+        text += t["text"].encode()
+    check(text, b"hello hello ")
+    check(flags, [1, 1, 0] * 4)
+    s = c.done["speculation"]
+    check((s["rounds"], s["plain_rounds"], s["drafted"], s["accepted"]), (4, 0, 11, 8))
+    check(s["acceptance"], 8 / 11)
+    check(s["tokens_per_round"], 3.0)
+    check(s["drafted_by_position"], [4, 4, 3])
+    check(s["accepted_by_position"], [4, 4, 0])
+    check("no_draft" in s, False)
+    r = c.call("generate", "ab", {"max_tokens": 3, "stream": False, "draft_tokens": 0})
+    check(r["speculation"]["no_draft"], "off")
+    check(r["speculation"]["tokens_per_round"], None)
+    check(c.info["model"]["draft"]["name"], "fake draft")
+    check(c.info["model"]["speculation"]["draft_tokens"], "auto")
+    e = refused("invalid_params", lambda: c.call("generate", "x", {"draft_tokens": 17}))
+    check(e.message, 'draft_tokens is 17, allowed is "auto" or [0, 16]')
+    check(c.call("stats")["speculation"]["rounds"] >= 4, True)
+
+
+def test_conversation(c):
+    """The next turn finds the answer of the last one, under the connection or the client's name."""
+    def cached(prompt, options):
+        r = c.call("generate", prompt, {"max_tokens": 4, "stream": False, **options})
+        return r["usage"]["cached_tokens"]
+    check([cached("abcd", {}), cached("abcdabcdx", {})], [0, 8])
+    name = {"conversation": os.urandom(8).hex()}
+    check([cached("abcd", name), cached("abcdabcdx", name)], [0, 8])
+    check(cached("abcdabcdx", {"conversation": False}), 0)
+
+
 def test_stop_string(c):
     check(c.text("generate", "one END two", {"stop": ["END", "nothing"]}), b"one ")
     check(c.done["stop_reason"], "END")
@@ -118,8 +156,8 @@ def test_other_methods(c):
     check(sorted(c.call("memory")), ["plan", "pool", "resident_bytes"])
 
 
-TESTS = [test_hello, test_stream, test_two_streams, test_unary_and_chat, test_stop_string,
-         test_cancel, test_errors, test_other_methods]
+TESTS = [test_hello, test_stream, test_two_streams, test_unary_and_chat, test_speculation,
+         test_conversation, test_stop_string, test_cancel, test_errors, test_other_methods]
 
 
 def codecs():
@@ -176,6 +214,7 @@ def main():
         url = f"http://127.0.0.1:{metrics}/metrics"
         text = urllib.request.urlopen(url, timeout=5).read().decode()
         check("vllm:generation_tokens_total{" in text, True)
+        check("vllm:spec_decode_num_accepted_tokens_per_pos_total{" in text, True)
     run("metrics", scrape)
     server.send_signal(signal.SIGTERM)
     run("drain", lambda: check(server.wait(10), 0))

@@ -38,11 +38,16 @@ static void test_serve_describes_itself(void) {
     start(&s, &p, 100, 1);
     peer_send(&p, "[0,1,'hello',[{'client':'test','protocol':1}]]");
     peer_expect(
-        &p, "[1, 1, nil, {\"server\"=>\"tandem\", \"protocol\"=>1, \"model\"=>{\"name\"=>\"fake "
-            "\"model\"\", \"fingerprint\"=>\"fedcba9876543210\", \"context\"=>4096, "
-            "\"chat_template\"=>\"fake\", \"tokenizer\"=>{\"fingerprint\"=>\"0123456789abcdef\", "
-            "\"n_tokens\"=>258}}, \"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
-            "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20}}]");
+        &p,
+        "[1, 1, nil, {\"server\"=>\"tandem\", \"protocol\"=>1, \"model\"=>{\"name\"=>\"fake "
+        "\"model\"\", \"fingerprint\"=>\"fedcba9876543210\", \"context\"=>4096, "
+        "\"chat_template\"=>\"fake\", \"tokenizer\"=>{\"fingerprint\"=>\"0123456789abcdef\", "
+        "\"n_tokens\"=>258}, \"draft\"=>{\"name\"=>\"fake draft\", \"architecture\"=>\"llama\", "
+        "\"layers\"=>2, \"context\"=>2048}, \"speculation\"=>{\"draft_tokens\"=>\"auto\", "
+        "\"max_draft_tokens\"=>8, \"lookup\"=>true, \"coupling\"=>\"lossless\"}}, "
+        "\"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
+        "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20, "
+        "\"draft_tokens\"=>16}}]");
     peer_send(&p, "[0,2,'hello',[{'protocol':2}]]");
     peer_expect(
         &p, "[1, 2, [11, \"protocol 2; this server speaks 1\", {\"name\"=>\"unsupported\"}], nil]");
@@ -91,7 +96,6 @@ static void test_serve_generate_streams(void) {
     assert_int_equal(map_int(usage, "completion_tokens"), 20);
     assert_int_equal(map_int(usage, "total_tokens"), 26);
     assert_int_equal(map_int(&done, "seed"), 99);
-    assert_int_equal(map_get(&done, "speculation")->type, MSGPACK_OBJECT_NIL);
     map_get(map_get(&done, "timings"), "ttft_ms");
     peer_expect_silence(&p, 50);
     strbuf_deinit(&text);
@@ -106,14 +110,14 @@ static void test_serve_unary(void) {
         &p, "[0,1,'generate',['ab',{'max_tokens':5,'stream':false,'seed':18446744073709551615}]]");
     peer_expect(&p, "[1, 1, nil, {\"text\"=>\"ababa\", \"tokens\"=>[97, 98, 97, 98, 97], "
                     "\"finish_reason\"=>\"length\", \"stop_reason\"=>nil, \"usage\"=>{%}, "
-                    "\"timings\"=>{%}, \"seed\"=>18446744073709551615, \"speculation\"=>nil}]");
+                    "\"timings\"=>{%}, \"seed\"=>18446744073709551615, \"speculation\"=>{%}}]");
     peer_send(&p, "[0,2,'generate',[[104,105],{'max_tokens':3.0,'stream':false,'logprobs':1}]]");
     peer_expect(&p, "[1, 2, nil, {\"text\"=>\"hih\", \"tokens\"=>[104, 105, 104], \"logprobs\"=>["
                     "{\"logprob\"=>-0.500000, \"top\"=>[[104, -0.500000]]}, "
                     "{\"logprob\"=>-0.500000, \"top\"=>[[105, -0.500000]]}, "
                     "{\"logprob\"=>-0.500000, \"top\"=>[[104, -0.500000]]}], \"finish_reason\"=>%, "
                     "\"stop_reason\"=>nil, \"usage\"=>{%}, \"timings\"=>{%}, \"seed\"=>99, "
-                    "\"speculation\"=>nil}]");
+                    "\"speculation\"=>{%}}]");
     peer_send(&p, "[0,3,'chat',[[{'role':'user','content':'hi!'}],{'stream':false}]]");
     peer_expect(&p, "[1, 3, nil, {\"text\"=>\"hi!\", \"tokens\"=>[104, 105, 33, 256], "
                     "\"finish_reason\"=>\"stop\", %}, %}, %}]");
@@ -583,6 +587,8 @@ static void test_serve_random_bytes(void) {
         "[0,5,'hello',[{'protocol':1,'client':'x','token':h'ff00'}]] [0,6,'stats',[]]",
         "[0,7,'cancel',[1]] [0,8,'plan',[{'context':100}]] [0,9,'memory',[]] [1,2,nil,5]",
         "[0,10,'generate',[[1,2,3],{'logprobs':2,'min_p':0.1,'cache_salt':'s'}]] "
+        "[0,11,'generate',['h\xc3\xa9',{'draft_tokens':3,'coupling':'gumbel','lookup':false,"
+        "'drafted':true,'conversation':'c'}]] "
         "[0,11,'cancel',[1]]",
     };
     enum { N_SEEDS = sizeof seeds / sizeof *seeds, N_RUNS = 600 };

@@ -394,10 +394,10 @@ static void test_serve_metrics(void) {
         "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name=\"fake "
         "\\\"model\\\"\"} 0\n",
         "vllm:kv_cache_usage_perc{model_name=\"fake \\\"model\\\"\"} 0.0244140625\n",
-        "vllm:prompt_tokens_total{model_name=\"fake \\\"model\\\"\"} 2\n",
+        "vllm:prompt_tokens_total{model_name=\"fake \\\"model\\\"\"} 4\n",
         "vllm:generation_tokens_total{model_name=\"fake \\\"model\\\"\"} 7\n",
         "vllm:request_success_total{model_name=\"fake \\\"model\\\"\",finished_reason=\"length\"} "
-        "1\n",
+        "2\n",
         "vllm:time_to_first_token_seconds_bucket{model_name=\"fake \\\"model\\\"\",le=\"0.1\"} 0\n",
         "vllm:time_to_first_token_seconds_bucket{model_name=\"fake \\\"model\\\"\",le=\"+Inf\"} "
         "0\n",
@@ -406,6 +406,23 @@ static void test_serve_metrics(void) {
         "vllm:prefix_cache_queries_total{",
         "vllm:prefix_cache_hits_total{",
         "tandem_pool_pages{class=\"deep\",state=\"used\"} 25\n",
+        "# TYPE vllm:spec_decode_num_drafts_total counter\n"
+        "vllm:spec_decode_num_drafts_total{model_name=\"fake \\\"model\\\"\"} 3\n",
+        "vllm:spec_decode_num_draft_tokens_total{model_name=\"fake \\\"model\\\"\"} 5\n",
+        "vllm:spec_decode_num_accepted_tokens_total{model_name=\"fake \\\"model\\\"\"} 3\n",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"fake "
+        "\\\"model\\\"\",position=\"0\"} 3\n",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"fake "
+        "\\\"model\\\"\",position=\"15\"} 0\n",
+        "tandem_spec_draft_tokens_per_pos_total{model_name=\"fake \\\"model\\\"\",position=\"1\"} "
+        "2\n",
+        "tandem_spec_plain_rounds_total{model_name=\"fake \\\"model\\\"\"} 1\n",
+        "tandem_spec_lookup_draft_tokens_total{model_name=\"fake \\\"model\\\"\"} 0\n",
+        "tandem_spec_draft_starved_total{model_name=\"fake \\\"model\\\"\"} 0\n",
+        "tandem_spec_page_rollbacks_total{model_name=\"fake \\\"model\\\"\"} 2\n",
+        "tandem_spec_draft_seconds_total{model_name=\"fake \\\"model\\\"\"} 0.003",
+        "tandem_spec_verify_seconds_total{model_name=\"fake \\\"model\\\"\"} 0.00",
+        "tandem_step_overhead_seconds_total{model_name=\"fake \\\"model\\\"\"} 0.00",
         "tandem_connections{model_name=\"fake \\\"model\\\"\"} 1\n",
     };
     struct spawned s;
@@ -414,10 +431,14 @@ static void test_serve_metrics(void) {
     struct strbuf out = {0};
     peer_options(&o);
     o.metrics_port = 0;
-    spawn_server(&s, &o, 100, 1);
+    spawn_server(&s, &o, 100, 2);
     peer_open(&p, &s);
-    peer_send(&p, "[0,1,'generate',['ab',{'max_tokens':7,'stream':false}]]");
+    /* rounds of two: three with a draft token each, two of them with a refused one; then one token
+     */
+    peer_send(&p, "[0,1,'generate',['ab',{'max_tokens':6,'stream':false}]]");
     peer_expect(&p, "[1, 1, nil, %]");
+    peer_send(&p, "[0,2,'generate',['ab',{'max_tokens':1,'stream':false,'draft_tokens':0}]]");
+    peer_expect(&p, "[1, 2, nil, %]");
     http(s.metrics_port, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", &out);
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
         if (!strstr(out.data, lines[i])) fail_msg("no %s in\n%s", lines[i], out.data);

@@ -67,6 +67,16 @@ static void test_verify_params_ranges(void) {
     TAKEN(max_tokens, 1);
     REFUSED(min_tokens, -1);
     TAKEN(min_tokens, 5);
+    REFUSED(draft_tokens, -3);
+    REFUSED(draft_tokens, KERN_MAX_DRAFT + 1);
+    REFUSED(draft_tokens, INT32_MAX);
+    TAKEN(draft_tokens, KERN_MAX_DRAFT);
+    TAKEN(draft_tokens, 0);
+    TAKEN(draft_tokens, VERIFY_DRAFT_AUTO);
+    TAKEN(draft_tokens, VERIFY_DRAFT_DEFAULT);
+    REFUSED(coupling, (enum verify_coupling)2);
+    TAKEN(coupling, VERIFY_GUMBEL);
+    TAKEN(lookup, false);
     verify_params_default(&p);
     p.max_tokens = 4;
     p.min_tokens = 5;
@@ -86,6 +96,33 @@ static void test_verify_params_ranges(void) {
     p.n_stops = 1;
     p.stops[0].n = VERIFY_MAX_STOP_BYTES + 1;
     assert_int_equal(verify_params_check(&p, &e), E_RANGE);
+}
+
+/* What a request gets that names nothing of speculation; names there and back; the words of the
+ * refusals, which clients show as they are. */
+static void test_verify_params_speculation(void) {
+    struct verify_params p;
+    struct err e = {0};
+    enum verify_coupling c = VERIFY_LOSSLESS;
+    verify_params_default(&p);
+    assert_int_equal(p.draft_tokens, VERIFY_DRAFT_DEFAULT);
+    assert_int_equal(p.coupling, VERIFY_LOSSLESS);
+    assert_true(p.lookup && p.draft_model);
+    p.draft_tokens = 17;
+    assert_int_equal(verify_params_check(&p, &e), E_RANGE);
+    assert_string_equal(e.message, "draft_tokens is 17, allowed is \"auto\" or [0, 16]");
+    assert_ok(verify_coupling_parse(&c, "gumbel!", 6, &e), e);
+    assert_int_equal(c, VERIFY_GUMBEL);
+    assert_string_equal(verify_coupling_name(c), "gumbel");
+    assert_ok(verify_coupling_parse(&c, "lossless", 8, &e), e);
+    assert_string_equal(verify_coupling_name(c), "lossless");
+    assert_string_equal(verify_coupling_name((enum verify_coupling)9), "?");
+    static const char *const wrong[] = {"", "Gumbel", "gumbe", "gumbel ", "lossless\n"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_int_equal(verify_coupling_parse(&c, wrong[i], strlen(wrong[i]), &e), E_RANGE);
+    assert_int_equal(verify_coupling_parse(&c, "tree", 4, &e), E_RANGE);
+    assert_string_equal(e.message, "coupling is \"tree\", allowed is \"lossless\" or \"gumbel\"");
+    assert_int_equal(c, VERIFY_LOSSLESS);
 }
 
 /* ---- The twin ---- */
@@ -267,6 +304,7 @@ static void test_verify_text_null_sink(void) {
 
 const struct test tests[] = {
     {"verify_params_ranges", TEST_QUICK, 5000, test_verify_params_ranges},
+    {"verify_params_speculation", TEST_QUICK, 1000, test_verify_params_speculation},
     {"verify_text_known_cases", TEST_QUICK, 5000, test_verify_text_known_cases},
     {"verify_text_random_streams", TEST_QUICK, 20000, test_verify_text_random_streams},
     {"verify_text_long_stop", TEST_QUICK, 5000, test_verify_text_long_stop},

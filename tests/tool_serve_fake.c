@@ -25,6 +25,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     engine_options_default(&eo);
+    eo.max_draft_tokens = 8; /* as the command line fills it */
     serve_options_default(&o);
     o.n_listen = 2;
     o.listen[0].socket_path = argv[1];

@@ -12,6 +12,37 @@ void verify_params_default(struct verify_params *p) {
     p->repetition_penalty = 1;
     p->logprobs = -1;
     p->max_tokens = -1;
+    p->draft_tokens = VERIFY_DRAFT_DEFAULT;
+    p->coupling = VERIFY_LOSSLESS;
+    p->draft_model = true;
+    p->lookup = true;
+}
+
+static const char *const couplings[] = {
+    [VERIFY_LOSSLESS] = "lossless",
+    [VERIFY_GUMBEL] = "gumbel",
+};
+enum { N_COUPLINGS = sizeof couplings / sizeof *couplings };
+
+const char *verify_coupling_name(enum verify_coupling c) {
+    return (unsigned)c < N_COUPLINGS ? couplings[c] : "?";
+}
+
+int verify_coupling_parse(enum verify_coupling *out, const char *s, size_t n, struct err *e) {
+    for (int i = 0; i < N_COUPLINGS; i++)
+        if (strlen(couplings[i]) == n && memcmp(couplings[i], s, n) == 0) {
+            *out = (enum verify_coupling)i;
+            return 0;
+        }
+    return err_raise(e, E_RANGE, "coupling is \"%.*s\", allowed is \"lossless\" or \"gumbel\"",
+                     n > 32 ? 32 : (int)n, s);
+}
+
+int verify_draft_tokens_check(long long n, struct err *e) {
+    if (n == VERIFY_DRAFT_DEFAULT || n == VERIFY_DRAFT_AUTO || (n >= 0 && n <= KERN_MAX_DRAFT))
+        return 0;
+    return err_raise(e, E_RANGE, "draft_tokens is %lld, allowed is \"auto\" or [0, %d]", n,
+                     KERN_MAX_DRAFT);
 }
 
 /* One number with its range: lo <= value <= hi, or lo < value where `open`. NaN fails every
@@ -62,5 +93,9 @@ int verify_params_check(const struct verify_params *p, struct err *e) {
         {"min_tokens", p->min_tokens, 0, most_tokens, false},
     };
     int rc = check_ranges(ranges, sizeof ranges / sizeof *ranges, e);
+    if (!rc) rc = verify_draft_tokens_check(p->draft_tokens, e);
+    if (!rc && (unsigned)p->coupling >= N_COUPLINGS)
+        rc = err_raise(e, E_RANGE, "coupling is %d, allowed is %d (lossless) or %d (gumbel)",
+                       (int)p->coupling, VERIFY_LOSSLESS, VERIFY_GUMBEL);
     return rc ? rc : check_stops(p, e);
 }

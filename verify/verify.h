@@ -43,10 +43,11 @@ struct verify_params {
     int logprobs;                  /* -1 none (default), 0..KERN_MAX_LOGPROBS alternatives */
     int max_tokens;                /* -1: the engine's default */
     int draft_tokens;              /* VERIFY_DRAFT_DEFAULT (the engine's), VERIFY_DRAFT_AUTO, 0
-                                      (off)..KERN_MAX_DRAFT:              draft tokens a round; more than the engine makes
-                                      room for mean that many */
+                                      (off)..KERN_MAX_DRAFT: draft tokens a round; more than
+                                      the engine makes room for is refused */
     enum verify_coupling coupling; /* how draft and target share chance where temperature > 0 */
-    bool lookup;                   /* n-grams of prompt and answer may propose too; default on */
+    bool draft_model; /* the draft model may propose; default on */
+    bool lookup;      /* n-grams of prompt and answer may propose too; default on */
     int min_tokens;                /* 0..max_tokens: end tokens are banned before */
     bool ignore_eos;
     int n_stops;
@@ -60,6 +61,13 @@ void verify_params_default(struct verify_params *p);
 
 /* Every range above; NaN is out of every range. E_RANGE with name, value and range. */
 int verify_params_check(const struct verify_params *p, struct err *e);
+/* One of these ranges, for whoever reads it from text: VERIFY_DRAFT_*, 0..KERN_MAX_DRAFT. */
+int verify_draft_tokens_check(long long n, struct err *e);
+
+/* "lossless", "gumbel"; "?" for a number outside the enum. The name need not end in NUL; E_RANGE
+ * names what is allowed. */
+const char *verify_coupling_name(enum verify_coupling c);
+int verify_coupling_parse(enum verify_coupling *out, const char *s, size_t n, struct err *e);
 
 /* ---- Text of a stream ----
  * Turns committed tokens into text that may be shown now: holds back an incomplete UTF-8 tail (at

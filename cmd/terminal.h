@@ -1,0 +1,14 @@
+#ifndef TANDEM_CMD_TERMINAL_H
+#define TANDEM_CMD_TERMINAL_H
+
+/* The terminal while an answer is printed: what is typed meanwhile is kept for the next prompt and
+ * not shown amid the answer. */
+
+#include <stdbool.h>
+
+/* Echo of standard input off; nothing where it is no terminal. */
+void terminal_quiet(void);
+/* As it was before, colours too where `colours`. Also for a signal handler, and twice. */
+void terminal_restore(bool colours);
+
+#endif

@@ -1,0 +1,153 @@
+/* cmd/: the flags that every engine takes, as people type them. Method: argument lines through
+ * options_parse and engine_flags_finish; what they fill, or the exit code and the words on stderr.
+ */
+#include "tests/harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cmd/engine_flags.h"
+
+enum { MAX_WORDS = 16 };
+
+/* `line` cut at blanks. -1: fine; else the exit code, with stderr in `said` (and stdout of --help).
+ */
+static int parse(struct engine_flags *f, const char *line, char *said, size_t n_said) {
+    static char copy[512]; /* the flags point into it */
+    char *words[MAX_WORDS], *rest = copy;
+    int argc = 0;
+    snprintf(copy, sizeof copy, "%s", line);
+    while (rest && argc < MAX_WORDS) {
+        words[argc++] = rest;
+        rest = strchr(rest, ' ');
+        if (rest) *rest++ = 0;
+    }
+    engine_flags_init(f);
+    const struct option table[] = {ENGINE_FLAGS(f), {0}};
+    struct options o = {.command = "serve", .usage = "u", .about = "a", .table = table};
+    FILE *keep = tmpfile();
+    assert_non_null(keep);
+    fflush(NULL);
+    int err = dup(2), out = dup(1);
+    dup2(fileno(keep), 2), dup2(fileno(keep), 1);
+    int rc = options_parse(&o, argc, words);
+    if (rc < 0) rc = engine_flags_finish(f, &o);
+    fflush(NULL);
+    dup2(err, 2), dup2(out, 1);
+    close(err), close(out);
+    rewind(keep);
+    said[fread(said, 1, n_said - 1, keep)] = 0;
+    fclose(keep);
+    return rc;
+}
+
+static void taken(struct engine_flags *f, const char *line) {
+    char said[2000];
+    int rc = parse(f, line, said, sizeof said);
+    if (rc != -1) fail_msg("%s: %d %s", line, rc, said);
+}
+
+static void test_flags_draft(void) {
+    struct engine_flags f;
+    /* what users of llama.cpp and vLLM type for the draft model */
+    static const char *const spellings[] = {"--draft d.gguf",
+                                            "--draft=d.gguf",
+                                            "-md d.gguf",
+                                            "--model-draft d.gguf",
+                                            "--spec-draft-model d.gguf",
+                                            "--speculative-model d.gguf"};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        char line[100];
+        snprintf(line, sizeof line, "-m t.gguf %s", spellings[i]);
+        taken(&f, line);
+        assert_string_equal(f.o.model_path, "t.gguf");
+        assert_string_equal(f.o.draft_path, "d.gguf");
+    }
+    taken(&f, "--target t.gguf --draft ./8");
+    assert_string_equal(f.o.model_path, "t.gguf");
+    assert_string_equal(f.o.draft_path, "./8");
+    taken(&f, "-mmodel"); /* a letter with its value behind it still works */
+    assert_string_equal(f.o.model_path, "model");
+    assert_null(f.o.draft_path);
+    assert_int_equal(f.o.draft_tokens, -1);
+    assert_int_equal(f.o.max_draft_tokens, 8);
+    assert_true(f.o.lookup);
+    assert_int_equal(f.default_coupling, VERIFY_LOSSLESS);
+}
+
+static void test_flags_numbers(void) {
+    struct engine_flags f;
+    taken(&f, "-m t --draft-tokens auto --max-draft-tokens 4");
+    assert_int_equal(f.o.draft_tokens, -1);
+    assert_int_equal(f.o.max_draft_tokens, 4);
+    taken(&f, "-m t --draft-max 3");
+    assert_int_equal(f.o.max_draft_tokens, 3);
+    assert_int_equal(f.o.draft_tokens, -1);
+    taken(&f, "-m t --num-speculative-tokens 5");
+    assert_int_equal(f.o.draft_tokens, 5);
+    assert_int_equal(f.o.max_draft_tokens, 8);
+    taken(&f, "-m t --draft-tokens 16"); /* makes its own room */
+    assert_int_equal(f.o.draft_tokens, 16);
+    assert_int_equal(f.o.max_draft_tokens, 16);
+    taken(&f, "-m t --draft-tokens 0 --no-lookup --coupling gumbel --draft-window 128");
+    assert_int_equal(f.o.draft_tokens, 0);
+    assert_false(f.o.lookup);
+    assert_int_equal(f.o.draft_window, 128);
+    assert_int_equal(f.default_coupling, VERIFY_GUMBEL);
+}
+
+static void test_flags_refused(void) {
+    static const struct {
+        const char *line, *said;
+    } cases[] = {
+        {"-m t --draft 8", "--draft: '8' is no model; --draft takes the draft model's path, "
+                           "--draft-tokens how many tokens it proposes\n"},
+        {"-m t --draft auto", "--draft: 'auto' is no model"},
+        {"-m t --draft-tokens 17", "--draft-tokens: 17 is not in 0..16 (or auto)\n"},
+        {"-m t --draft-tokens -1", "--draft-tokens: -1 is not in 0..16 (or auto)\n"},
+        {"-m t --draft-tokens 99999999999999999999", "is neither auto nor an integer\n"},
+        {"-m t --draft-tokens 4x", "--draft-tokens: '4x' is neither auto nor an integer\n"},
+        {"-m t --draft-tokens off", "--draft-tokens: 'off' is neither auto nor an integer\n"},
+        {"-m t --max-draft-tokens 0", "--max-draft-tokens: 0 is not in 1..16\n"},
+        {"-m t --max-draft-tokens 17", "--max-draft-tokens: 17 is not in 1..16\n"},
+        {"-m t --draft-tokens 5 --max-draft-tokens 4",
+         "--draft-tokens 5 is more than --max-draft-tokens 4\n"},
+        {"-m t --draft-window 64", "--draft-window: 64 is no multiple of 64 from 128 on"},
+        {"-m t --draft-window 200", "--draft-window: 200 is no multiple of 64 from 128 on"},
+        {"-m t --draft-window -64", "--draft-window: -64 is not in 0.."},
+        {"-m t --coupling tree", "--coupling: 'tree' is neither lossless nor gumbel\n"},
+        {"-m t --coupling", "--coupling needs a value (NAME)\n"},
+        {"-m t --no-draft", "unknown option '--no-draft'"},
+        {"-m t --lookup=1", "--lookup takes no value ('1')\n"},
+        {"-m t -md", "--draft needs a value (PATH)\n"},
+        {"-m t --draft-token 3", "did you mean --draft-tokens?"},
+        {"--draft d", "--model is needed\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct engine_flags f;
+        char said[2000];
+        int rc = parse(&f, cases[i].line, said, sizeof said);
+        if (rc != 2 || !strstr(said, cases[i].said)) fail_msg("%s: %d %s", cases[i].line, rc, said);
+    }
+}
+
+static void test_flags_help(void) {
+    static char said[20000];
+    struct engine_flags f;
+    assert_int_equal(parse(&f, "--help", said, sizeof said), 0);
+    assert_non_null(strstr(said, "\nSpeculation\n"));
+    assert_non_null(strstr(said, "      --draft PATH"));
+    assert_non_null(strstr(said, " [also --model-draft, --spec-draft-model, --speculative-model, "
+                                 "-md]\n"));
+    assert_non_null(strstr(said, " [also --num-speculative-tokens]\n"));
+}
+
+const struct test tests[] = {
+    {"flags_draft", TEST_QUICK, 2000, test_flags_draft},
+    {"flags_numbers", TEST_QUICK, 2000, test_flags_numbers},
+    {"flags_refused", TEST_QUICK, 2000, test_flags_refused},
+    {"flags_help", TEST_QUICK, 2000, test_flags_help},
+    {0},
+};
