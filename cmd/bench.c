@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "cmd/bell.h"
+#include "cmd/bench_kinds.h"
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/text.h"
@@ -176,8 +177,9 @@ static void print_json(const struct point *p, int n, const struct engine *g) {
 int cmd_bench(int argc, char **argv) {
     struct engine_flags f;
     const char *prompts = "512", *batches = "1,4";
-    int n_tokens = 64;
-    bool json = false;
+    int n_tokens = 64, n_repeats = 7;
+    double temperature = 0;
+    bool json = false, spec = false;
     engine_flags_init(&f);
     const struct option table[] = {
         ENGINE_FLAGS(&f),
@@ -188,6 +190,14 @@ int cmd_bench(int argc, char **argv) {
          "1,4"},
         {OPTION_INT, "tokens", "n-gen", 'n', &n_tokens, "N", 2, 100000,
          "tokens that each generates", "64"},
+        {OPTION_FLAG, "spec", NULL, 0, &spec, NULL, 0, 0,
+         "what speculation gains: eight kinds of prompts, off against fixed draft lengths, lookup "
+         "and auto",
+         NULL},
+        {OPTION_INT, "repeats", NULL, 0, &n_repeats, "N", 1, 101,
+         "with --spec: runs of each, interleaved; medians are shown", "7"},
+        {OPTION_DOUBLE, "temperature", "temp", 0, &temperature, "T", 0, 100,
+         "with --spec: of the answers (0: greedy)", "0"},
         {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0,
          "one JSON object on stdout instead of the table", NULL},
         {0},
@@ -214,6 +224,12 @@ int cmd_bench(int argc, char **argv) {
     struct engine *g;
     rc = cmd_open_engine(&g, &f.o, &e);
     if (rc) return cmd_fail(&e);
+    if (spec) {
+        struct bench_spec_options so = {n_tokens, n_repeats, temperature, json};
+        rc = bench_spec(g, &so, &e);
+        engine_close(g);
+        return rc ? cmd_fail(&e) : 0;
+    }
     static struct point points[MAX_POINTS * MAX_POINTS];
     struct point warm = {.prompt = 16, .batch = 1, .n_tokens = 8};
     rc = run_point(g, &warm, &e);

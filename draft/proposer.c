@@ -162,16 +162,27 @@ struct run {
     struct proposer_pass pass;
 };
 
-/* Rows of turn i: n of its tokens from n_kv on. With a window, blocks that the first row no longer
- * sees are given back; one list serves all rows, so a later row sees a little more. */
+/* Blocks [1, *end) that turn i does not read: behind its window, and whatever was given back
+ * before, since a rollback moves the window's edge back but brings no page. */
+static void give_back(struct run *r, const struct proposer_turn *t, int *end) {
+    int window = r->p->o.window, n_blocks;
+    *end = 1;
+    if (window <= 0) return;
+    if (t->n_kv > window) *end = (t->n_kv - window) / KVPOOL_BLOCK;
+    if (*end > 1) kvpool_seq_forget_draft(r->pool, t->seq, 1, *end);
+    const int32_t *pages = kvpool_seq_pages(r->pool, t->seq, KVPOOL_DRAFT, &n_blocks);
+    if (*end < 1) *end = 1;
+    while (*end < n_blocks && pages[*end] < 0) ++*end;
+}
+
+/* Rows of turn i: n of its tokens from n_kv on. One list serves all rows: with a window, a later
+ * row sees a little more than the window. */
 static int add_rows(struct run *r, int i, const int32_t *ids, int n, bool prompt, bool draws,
                     struct err *e) {
     struct proposer *p = r->p;
     struct proposer_turn *t = &r->turn[i];
-    int first_row, n_blocks, hole_end = 1;
-    if (p->o.window > 0 && t->n_kv > p->o.window) hole_end = (t->n_kv - p->o.window) / KVPOOL_BLOCK;
-    if (hole_end > 1) kvpool_seq_forget_draft(r->pool, t->seq, 1, hole_end);
-    else hole_end = 1;
+    int first_row, n_blocks, hole_end;
+    give_back(r, t, &hole_end);
     kvpool_seq_extend(r->pool, t->seq, KVPOOL_DRAFT, t->n_kv + n);
     int idx = model_batch_add(&p->b, ids, n, t->n_kv, prompt, &first_row);
     const int32_t *pages = kvpool_seq_pages(r->pool, t->seq, KVPOOL_DRAFT, &n_blocks);
@@ -180,9 +191,9 @@ static int add_rows(struct run *r, int i, const int32_t *ids, int n, bool prompt
     r->pass.prompt |= prompt;
     r->pass.kv_tokens += t->n_kv;
     if (draws) p->drawer[model_batch_want(&p->b, first_row + n - 1)] = i;
-    bool holed = hole_end > 1;
-    return model_batch_pages(&p->b, p->k, idx, 0, pages, n_blocks, holed ? 1 : 0,
-                             holed ? hole_end : 0, e);
+    int hole_first = hole_end > 1 ? 1 : 0;
+    return model_batch_pages(&p->b, p->k, idx, 0, pages, n_blocks, hole_first,
+                             hole_first ? hole_end : 0, e);
 }
 
 static int probs_row(const struct proposer *p, int turn, int place) {

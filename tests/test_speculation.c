@@ -8,6 +8,7 @@
  * for drafts, a draft of a shorter context. */
 #include "tests/engine_helper.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,7 @@ static void keep_kv(void *arg, const struct engine_request *request,
 }
 
 static void keep_result(struct record *r, const struct engine_progress *p) {
+    if (p->finish == ENGINE_FAILED) fail_msg("seed %d: %s", (int)p->seed, p->error);
     r->n_out = p->n_tokens;
     r->finish = p->finish;
     r->speculation = p->speculation;
@@ -492,7 +494,7 @@ static void test_speculation_nan_draft(void) {
     struct err e = {0};
     struct engine *g;
     tiny_draft_default(&d, tiny_target());
-    d.noise = (float)(0.0 / 0.0);
+    d.noise = INFINITY;
     tiny_bed(&b, &d);
     b.o.model_path = b.target;
     b.o.draft_path = b.draft;
