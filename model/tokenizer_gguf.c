@@ -33,7 +33,12 @@ static bool str_is(struct gguf_str s, const char *want) {
 
 static int read_algorithm(struct tokenizer *t, const struct gguf *g, struct err *e) {
     struct gguf_str model, pre;
+    bool borrows = false;
     int rc = gguf_get_str(g, KEY "model", &model, e);
+    if (rc && gguf_get_bool(g, "tandem.draft.borrow_embedding", &borrows, NULL) == 0 && borrows)
+        return err_raise(e, rc,
+                         "no tokenizer in it: it is a draft that borrows its target's (key "
+                         "tandem.draft.borrow_embedding); give it as the draft of that target");
     if (rc) return rc;
     t->unknown = -1;
     if (str_is(model, "llama")) {

@@ -206,11 +206,15 @@ static void test_draft_file_source(void) {
     assert_memory_equal(model_source_head_ids(s), some_ids, sizeof some_ids);
     assert_true(model_source_embedding_hash(s) != 0);
     assert_int_equal(model_source_n_tensors(s), 1 + 2 * 9);
+    /* Who takes it for a whole model asks for the tokenizer first. */
+    struct tokenizer *none;
+    struct err e = {0};
+    assert_int_equal(tokenizer_open_gguf(&none, model_source_gguf(s), &e), E_NOT_FOUND);
+    assert_non_null(strstr(e.message, "it is a draft that borrows its target's"));
     model_source_close(s);
 
     d.own_head = true;
     s = open_source(tiny_draft_file(&t, &d));
-    struct err e = {0};
     assert_ok(model_source_find(s, TENSOR_OUTPUT, 0, &v, &e), e);
     assert_int_equal(v.rows, N_SOME);
     model_source_close(s);
@@ -414,10 +418,12 @@ static void make_ids(int32_t *ids, int n) {
 
 /* Logits [N_ROWS][TINY_VOCAB] of the first rows of a text, some prompt rows, some generated; the
  * file is gone afterwards. */
-static float *logits_of(const char *path, const char *target, enum kern_precision precision) {
+static float *logits_of(const char *path, const char *target, enum kern_precision precision,
+                        const char *isa) {
     struct runner_options o = {.path = path,
                                .target_path = target,
                                .precision = precision,
+                               .isa = isa,
                                .n_threads = 2,
                                .max_tokens = 128,
                                .n_seqs = 1,
@@ -439,7 +445,8 @@ static float *logits_of(const char *path, const char *target, enum kern_precisio
 /* A draft stored whole is the measure. Borrowing everything, borrowing the rows of a reduced head,
  * an own reduced head and a reduced tied one: column i equals the measure's column ids[i], bit for
  * bit, on every type that a target's head may have. */
-static void check_bits(const struct tiny_options *t, enum kern_precision precision) {
+static void check_bits(const struct tiny_options *t, enum kern_precision precision,
+                       const char *isa) {
     static const struct {
         bool borrow, reduced, own_head;
     } kinds[] = {{true, false, false}, {true, true, false}, {true, true, true},
@@ -449,13 +456,13 @@ static void check_bits(const struct tiny_options *t, enum kern_precision precisi
     d.n_layers = 2;
     char target[128];
     snprintf(target, sizeof target, "%s", tiny_model_file(t));
-    float *whole = logits_of(tiny_draft_file(t, &d), NULL, precision);
+    float *whole = logits_of(tiny_draft_file(t, &d), NULL, precision, isa);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         d.borrow_embedding = kinds[i].borrow;
         d.head_ids = kinds[i].reduced ? some_ids : NULL;
         d.n_head_ids = kinds[i].reduced ? N_SOME : 0;
         d.own_head = kinds[i].own_head;
-        float *z = logits_of(tiny_draft_file(t, &d), target, precision);
+        float *z = logits_of(tiny_draft_file(t, &d), target, precision, isa);
         int n = kinds[i].reduced ? N_SOME : TINY_VOCAB;
         for (int row = 0; row < N_ROWS; row++)
             for (int c = 0; c < n; c++) {
@@ -469,7 +476,7 @@ static void check_bits(const struct tiny_options *t, enum kern_precision precisi
     }
     /* The measure can tell: another draft differs. */
     tiny_draft_default(&d, t);
-    float *z = logits_of(tiny_draft_file(t, &d), NULL, precision);
+    float *z = logits_of(tiny_draft_file(t, &d), NULL, precision, isa);
     assert_true(memcmp(z, whole, N_ROWS * TINY_VOCAB * sizeof *z) != 0);
     free(z);
     free(whole);
@@ -484,9 +491,28 @@ static void test_draft_file_bits(void) {
             tiny_model_default(&t);
             t.dtype = types[i];
             t.tied = tied;
-            check_bits(&t, KERN_FAST);
-            if (i % 2 == 0) check_bits(&t, KERN_REFERENCE);
+            check_bits(&t, KERN_FAST, NULL);
+            if (i % 2 == 0) check_bits(&t, KERN_REFERENCE, NULL);
         }
+}
+
+/* Each instruction set has its own tails where rows are no multiple of its tiles. */
+static void test_draft_file_bits_everywhere(void) {
+    static const char *const isas[] = {"plain", "avx2", "avxvnni", "avx512", "amx"};
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        struct kern *k;
+        struct kern_options o = {.n_threads = 1, .isa = isas[i]};
+        if (kern_cpu_open(&k, &o, NULL) != 0) {
+            fprintf(stderr, "  %s does not run here\n", isas[i]);
+            continue;
+        }
+        k->ops->close(k);
+        struct tiny_options t;
+        tiny_model_default(&t);
+        t.dtype = KERN_Q8_0;
+        t.tied = true; /* as the default target's head is */
+        check_bits(&t, KERN_FAST, isas[i]);
+    }
 }
 
 /* ---- How often tiny pairs agree ---- */
@@ -564,6 +590,7 @@ const struct test tests[] = {
     {"draft_file_meets_its_target", TEST_QUICK, 10000, test_draft_file_meets_its_target},
     {"draft_file_bytes", TEST_QUICK, 10000, test_draft_file_bytes},
     {"draft_file_bits", TEST_QUICK, 60000, test_draft_file_bits},
+    {"draft_file_bits_everywhere", TEST_QUICK, 60000, test_draft_file_bits_everywhere},
     {"draft_file_agreement", TEST_QUICK, 60000, test_draft_file_agreement},
     {0},
 };
