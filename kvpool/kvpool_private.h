@@ -109,7 +109,6 @@ struct seq {
     bool open;
     bool windowed;   /* may hold fewer draft pages at once than it has blocks */
     bool answered;   /* blocks from n_prompt_blocks on count as generated */
-    bool draft_gap;  /* registration: a hole ended the part that the draft covers */
     uint8_t classes; /* bit per class that has pages here */
     uint64_t salt, conversation;
     int32_t n_tokens[KVPOOL_N_CLASSES]; /* addressable */
@@ -120,9 +119,10 @@ struct seq {
     int32_t hole_first, hole_end;       /* these blocks' draft pages are given back */
     int32_t n_prompt_blocks;            /* leading blocks that were computed as a prompt */
     int32_t reg_blocks;                 /* leading blocks known to be in the cache */
-    int32_t reg_tried; /* blocks at the last try: a full cache is not asked again */
-    int32_t reg_draft; /* leading blocks whose nodes had a draft page when passed */
-    int32_t reg_node;  /* node of reg_blocks - 1; valid while its serial is */
+    int32_t reg_tried;       /* blocks at the last try: a full cache is not asked again */
+    int32_t reg_draft;       /* leading blocks whose nodes had a draft page when passed */
+    int32_t reg_draft_tried; /* likewise: a hole is not tried again before the next block */
+    int32_t reg_node;        /* node of reg_blocks - 1; valid while its serial is */
     uint64_t reg_serial;
     int32_t next_free;
 };

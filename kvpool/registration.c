@@ -36,8 +36,7 @@ static bool cursor_is_stale(const struct kvpool *p, const struct seq *s) {
 static void register_target(struct kvpool *p, int seq, const int32_t *tokens, int n_full) {
     struct seq *s = &p->seqs[seq];
     if (cursor_is_stale(p, s)) {
-        s->reg_blocks = s->reg_draft = 0;
-        s->draft_gap = false;
+        s->reg_blocks = s->reg_draft = s->reg_draft_tried = 0;
     }
     int32_t chain = s->reg_blocks ? s->reg_node : -1;
     uint64_t mark = ++p->mark;
@@ -73,12 +72,12 @@ static void register_draft(struct kvpool *p, int seq, int n_full) {
     }
     for (int b = s->reg_draft; b < n_full; b++, node = p->nodes[node].down) {
         if (p->nodes[node].pages[KVPOOL_DRAFT] < 0) {
-            s->draft_gap = table[b] < 0; /* given back before it could be registered */
-            if (s->draft_gap) return;
+            if (table[b] < 0) break; /* given back before it could be registered */
             kvpool__prefix_attach_draft(p, node, table[b]);
         }
         s->reg_draft = b + 1;
     }
+    s->reg_draft_tried = n_full;
 }
 
 void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n_committed,
@@ -94,8 +93,8 @@ void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n
     if (!s->conversation) n_full = kvpool__min(n_full, s->n_prompt_blocks);
     if (n_full > s->reg_blocks && n_full > s->reg_tried) register_target(p, seq, tokens, n_full);
 
-    if (!kvpool__has(s->classes, KVPOOL_DRAFT) || s->draft_gap || cursor_is_stale(p, s)) return;
+    if (!kvpool__has(s->classes, KVPOOL_DRAFT) || cursor_is_stale(p, s)) return;
     int n_draft = kvpool__min(n_committed, s->n_tokens[KVPOOL_DRAFT]) / KVPOOL_BLOCK;
     n_draft = kvpool__min(n_draft, s->reg_blocks);
-    if (n_draft > s->reg_draft) register_draft(p, seq, n_draft);
+    if (n_draft > s->reg_draft && n_draft > s->reg_draft_tried) register_draft(p, seq, n_draft);
 }

@@ -51,9 +51,8 @@ void kvpool_seq_extend(struct kvpool *p, int seq, enum kvpool_class c, int n_tok
 /* What registration knows ends with the first n whole blocks of class c. */
 static void forget_registered(struct seq *s, int c, int n) {
     if (c == KVPOOL_DRAFT) {
-        if (n > s->reg_draft) return;
-        s->reg_draft = n;
-        s->draft_gap = false;
+        s->reg_draft = kvpool__min(s->reg_draft, n);
+        s->reg_draft_tried = kvpool__min(s->reg_draft_tried, n);
         return;
     }
     /* Once something was generated, what is written anew counts as generated too. */
@@ -61,8 +60,7 @@ static void forget_registered(struct seq *s, int c, int n) {
     /* What is behind will be other text: the cursor must not vouch for it. */
     s->reg_tried = kvpool__min(s->reg_tried, n);
     if (n >= s->reg_blocks) return;
-    s->reg_blocks = s->reg_draft = s->reg_tried = 0;
-    s->draft_gap = false;
+    s->reg_blocks = s->reg_draft = s->reg_tried = s->reg_draft_tried = 0;
 }
 
 void kvpool_seq_truncate(struct kvpool *p, int seq, enum kvpool_class c, int n_tokens) {

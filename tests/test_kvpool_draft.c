@@ -309,11 +309,143 @@ static void test_kvpool_drop_draft(void) {
     kvpool_close(p);
 }
 
+/* A block whose draft page was given back before it was registered ends the cached draft: later
+ * blocks of the draft do not join, the target's do. */
+static void test_kvpool_draft_gap(void) {
+    struct kvpool_options o = options(1, 1, 1, 256);
+    struct kvpool *p = open_pool(&o);
+    struct kvpool_stats st;
+    int32_t t[512];
+    fill(t, 512, 0);
+    struct kvpool_want want = {.n_tokens = 512, .with_draft = true, .draft_blocks = 4};
+    struct hits a = open_want(p, want);
+    extend_all(p, a.seq, false, 384);
+    kvpool_seq_extend(p, a.seq, KVPOOL_DRAFT, 192);
+    kvpool_seq_register(p, a.seq, t, 64, KVPOOL_PROMPT);
+    kvpool_seq_forget_draft(p, a.seq, 1, 2);
+    for (int n = 256; n <= 384; n += 64) {
+        kvpool_seq_forget_draft(p, a.seq, 1, n / 64 - 2);
+        kvpool_seq_extend(p, a.seq, KVPOOL_DRAFT, n);
+        kvpool_seq_register(p, a.seq, t, n, KVPOOL_PROMPT);
+    }
+    kvpool_get_stats(p, &st);
+    assert_int_equal(st.n_cached_nodes, 6);
+    assert_int_equal(st.n_draft_nodes, 1);
+    /* It goes back before the gap, and is then registered as it comes. */
+    kvpool_seq_truncate(p, a.seq, KVPOOL_DRAFT, 64);
+    for (int n = 128; n <= 384; n += 64) {
+        kvpool_seq_forget_draft(p, a.seq, 1, n / 64 - 2);
+        kvpool_seq_extend(p, a.seq, KVPOOL_DRAFT, n);
+        kvpool_seq_register(p, a.seq, t, 384, KVPOOL_PROMPT);
+    }
+    kvpool_check(p);
+    kvpool_get_stats(p, &st);
+    assert_int_equal(st.n_draft_nodes, 6);
+    kvpool_seq_close(p, a.seq);
+    kvpool_close(p);
+}
+
+/* A sequence walks its chain anew and comes through its own block, which hangs on another chain
+ * than the look-up found: none of that chain may be forgotten for a node behind it. */
+static void test_kvpool_own_chain(void) {
+    struct kvpool_options o = options(0, 1, 1, 256);
+    o.max_cached = 5;
+    struct kvpool *p = open_pool(&o);
+    struct kvpool_stats st;
+    int32_t t[512];
+    fill(t, 512, 0);
+    struct kvpool_want want = {.n_tokens = 384, .conversation = 7};
+    struct hits a = open_want(p, want), b = open_want(p, want);
+    extend_all(p, a.seq, false, 128);
+    extend_all(p, b.seq, false, 384);
+    kvpool_seq_register(p, a.seq, t, 64, KVPOOL_PROMPT);
+    kvpool_seq_register(p, a.seq, t, 128, KVPOOL_GENERATED);
+    kvpool_seq_register(p, b.seq, t, 64, KVPOOL_PROMPT);
+    kvpool_seq_register(p, b.seq, t, 256, KVPOOL_GENERATED); /* a's two nodes, two of its own */
+    kvpool_seq_close(p, a.seq);
+    a = open_want(p, want);
+    extend_all(p, a.seq, false, 128);
+    kvpool_seq_register(p, a.seq, t, 128, KVPOOL_PROMPT); /* block 1 as a prompt's too */
+    kvpool_seq_close(p, a.seq);
+    kvpool_get_stats(p, &st);
+    assert_int_equal(st.n_cached_nodes, 5);
+    int32_t node = kvpool__prefix_find(p, -1, 0, 0, t);
+    for (int i = 1; i < 4; i++) node = kvpool__prefix_find(p, node, 0, 7, t + 64 * i);
+    kvpool__prefix_drop(p, node);
+    kvpool_seq_register(p, b.seq, t, 384, KVPOOL_GENERATED);
+    kvpool_check(p);
+    kvpool_get_stats(p, &st);
+    assert_int_equal(st.n_cached_nodes, 5);
+    assert_int_equal(st.n_evicted, 1); /* the one dropped above */
+    assert_int_equal(p->seqs[b.seq].reg_blocks, 4);
+    kvpool_seq_close(p, b.seq);
+    kvpool_close(p);
+}
+
+/* Draft pages that lie thinly over many extents cost more than what they save: the hit takes as
+ * many as fit. And where every extent is spoken for, a draft page goes without its node. */
+static void test_kvpool_draft_extents(void) {
+    struct kvpool_options o = options(1, 0, 4, 8 * 40);
+    o.max_blocks = 40;
+    struct kvpool *p = open_pool(&o);
+    struct kvpool_stats st;
+    int32_t t[4][320];
+    struct hits h[4], filler;
+    assert_int_equal(p->n_extents, 40);
+    assert_int_equal(p->cls[KVPOOL_DRAFT].ppe, 4);
+    for (int i = 0; i < 4; i++) fill(t[i], 320, 1000 * i);
+    struct kvpool_want want = {.n_tokens = 320, .with_draft = true, .n_prompt = 320};
+    for (int i = 0; i < 4; i++) h[i] = open_want(p, want);
+    for (int n = 64; n <= 320; n += 64)
+        for (int i = 0; i < 4; i++) extend_all(p, h[i].seq, true, n);
+    kvpool_seq_register(p, h[0].seq, t[0], 320, KVPOOL_PROMPT);
+    for (int i = 0; i < 4; i++) kvpool_seq_close(p, h[i].seq);
+    want.prompt = t[0];
+    for (int room = 5; room >= 1; room--) {
+        struct err e = {0};
+        filler = open_want(p, (struct kvpool_want){.n_tokens = (40 - 5 - room) * 64});
+        int rc = kvpool_seq_open(p, &want, &h[0].seq, &h[0].target, &h[0].draft, &e);
+        assert_int_equal(rc, room < 2 ? E_FULL : 0);
+        if (!rc) {
+            assert_int_equal(h[0].target, 256);
+            assert_int_equal(h[0].draft, 64 * (room < 4 ? room : 4));
+            kvpool_check(p);
+            kvpool_seq_close(p, h[0].seq);
+        }
+        kvpool_seq_close(p, filler.seq);
+    }
+    kvpool_cache_clear(p);
+
+    want = (struct kvpool_want){.n_tokens = 192, .with_draft = true};
+    h[0] = open_want(p, want);
+    want.n_tokens = 128;
+    h[1] = open_want(p, want);
+    extend_all(p, h[0].seq, true, 192);
+    extend_all(p, h[1].seq, true, 64);
+    kvpool_seq_register(p, h[0].seq, t[0], 192, KVPOOL_PROMPT);
+    kvpool_seq_close(p, h[0].seq);
+    filler = open_want(p, (struct kvpool_want){.n_tokens = 37 * 64});
+    kvpool_get_stats(p, &st);
+    long long n_evicted = st.n_evicted, n_evicted_draft = st.n_evicted_draft;
+    kvpool_seq_extend(p, h[1].seq, KVPOOL_DRAFT, 128);
+    kvpool_check(p);
+    kvpool_get_stats(p, &st);
+    assert_int_equal(st.n_evicted, n_evicted);
+    assert_int_equal(st.n_evicted_draft, n_evicted_draft + 1);
+    assert_int_equal(st.n_cached_nodes, 3);
+    kvpool_seq_close(p, filler.seq);
+    kvpool_seq_close(p, h[1].seq);
+    kvpool_close(p);
+}
+
 const struct test tests[] = {
     {"kvpool_draft_lags", TEST_QUICK, 5000, test_kvpool_draft_lags},
     {"kvpool_owners", TEST_QUICK, 5000, test_kvpool_owners},
     {"kvpool_behind_generated", TEST_QUICK, 5000, test_kvpool_behind_generated},
     {"kvpool_draft_window", TEST_QUICK, 5000, test_kvpool_draft_window},
     {"kvpool_drop_draft", TEST_QUICK, 5000, test_kvpool_drop_draft},
+    {"kvpool_draft_gap", TEST_QUICK, 5000, test_kvpool_draft_gap},
+    {"kvpool_own_chain", TEST_QUICK, 5000, test_kvpool_own_chain},
+    {"kvpool_draft_extents", TEST_QUICK, 5000, test_kvpool_draft_extents},
     {0},
 };
