@@ -424,6 +424,29 @@ static void test_attention_invariance(void) {
             }
 }
 
+/* As many items of as many queries as the scratch has slots for (48 leaves, 64 heads of a KV head,
+ * 2 threads), and one more leaf. */
+static void test_attention_most_items(void) {
+    for (int n = 1; n < N_NAMES; n++)
+        for (int more = 0; more < 2; more++) {
+            struct seq q = {48 * KERN_LEAF + more, 1, false, 1, 41};
+            struct bench *c = make((struct shape){64, 1, 8, KERN_F16}, &q, 1);
+            XXH64_hash_t want = 0;
+            for (int threads = 1; threads <= 3; threads++) {
+                struct kern *k = open_kern(names[n], threads);
+                if (!k) break;
+                run(k, c, NULL);
+                if (threads == 1) {
+                    check(c, NULL, F32_TOLERANCE, F32_TOLERANCE, 21);
+                    want = row_hash(c, 0);
+                }
+                assert_true(row_hash(c, 0) == want);
+                k->ops->close(k);
+            }
+            discard(c);
+        }
+}
+
 /* A context long enough for many nodes: every level of the tree, so every number of threads, gives
  * the same bits and the right ones; one KV head, so that only the tree can be shared out. */
 static void test_attention_long(void) {
@@ -681,6 +704,7 @@ const struct test tests[] = {
     {"attention_shapes", TEST_QUICK, 240000, test_attention_shapes},
     {"attention_mixed_lists", TEST_QUICK, 240000, test_attention_mixed_lists},
     {"attention_invariance", TEST_QUICK, 240000, test_attention_invariance},
+    {"attention_most_items", TEST_QUICK, 240000, test_attention_most_items},
     {"attention_long", TEST_QUICK, 240000, test_attention_long},
     {"attention_future_is_never_used", TEST_QUICK, 240000, test_attention_future_is_never_used},
     {"attention_ancestors", TEST_QUICK, 240000, test_attention_ancestors},

@@ -13,6 +13,7 @@ enum {
     QT = VL == 16 ? 6 : 3, /* queries of a register tile */
     CV = 4,                /* vectors */
     COLS = CV * VL,
+    LOOK = 2, /* blocks between the one in use and the one on its way */
 };
 
 /* A thread's scratch, carved. */
@@ -28,6 +29,10 @@ struct work {
     struct attn_sight *sight;
     void *amx;
     uint64_t kv_bytes;
+    /* The blocks (a head's K or V of a page) that the running leaf reads in their order, then the
+     * first of what this thread reads behind it. */
+    const uint8_t *route[2 * ATTN_ENTRIES + LOOK];
+    int n_route, place;
 };
 
 static void carve(struct work *w, const struct attn_job *j, const struct attn_tile *t,
@@ -89,9 +94,17 @@ static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, c
 /* ---- Pages --------------------------------------------------------------------------------- */
 
 /* Into the second-level cache: the first level's few miss buffers are what the loads themselves
- * need (a step at depth 7,168: 12.9 -> 11.9 ms; looking two or four pages ahead gained nothing). */
+ * need. */
 ALWAYS_INLINE void prefetch(const uint8_t *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+/* Part i of n of a block of n rows of `row` bytes: its halves go side by side, as two streams are
+ * a little faster than one. */
+ALWAYS_INLINE void prefetch_part(const uint8_t *block, size_t i, size_t n, size_t row) {
+    size_t half = row / 2;
+    prefetch(block + i * half, half);
+    prefetch(block + (n + i) * half, half);
 }
 
 /* n x width elements to f32 rows of `stride` floats, the rest of a row zero. */
@@ -121,7 +134,8 @@ static void widen(enum kern_dtype t, const uint8_t *src, int n, int width, int s
 
 /* ---- Scores -------------------------------------------------------------------------------- */
 
-/* nq queries against the 64 columns of a K page [hd][64]; `next` is read ahead meanwhile. */
+/* nq queries against the 64 columns of a K page [hd][64]. The block `next` is read ahead meanwhile,
+ * next_row bytes a step. */
 ALWAYS_INLINE void score_tile(const int nq, const enum kern_dtype t, const float *q, int hd,
                               const uint8_t *k, float *score, const uint8_t *next,
                               size_t next_row) {
@@ -134,7 +148,7 @@ ALWAYS_INLINE void score_tile(const int nq, const enum kern_dtype t, const float
             for (int j = 0; j < CV; j++) acc[i][j] = v_set1(0.f);
         for (int d = 0; d < hd; d++) {
             const uint8_t *row = k + ((size_t)d * KERN_BLOCK + (size_t)c) * es;
-            if (c == 0 && next) prefetch(next + (size_t)d * next_row, next_row);
+            if (c == 0 && next) prefetch_part(next, (size_t)d, (size_t)hd, next_row);
             vf x[QT];
 #pragma GCC unroll 8
             for (int i = 0; i < nq; i++) x[i] = v_set1(q[(size_t)i * (size_t)hd + (size_t)d]);
@@ -217,7 +231,7 @@ ALWAYS_INLINE void value_tile(const int nq, const int nv, const enum kern_dtype 
         for (int j = 0; j < nv; j++) acc[i][j] = v_load(o + (size_t)i * o_stride + j * VL);
     for (int x = t0; x < t1; x++) {
         const uint8_t *row = v + (size_t)x * v_row;
-        if (next) prefetch(next + (size_t)x * next_row, next_row);
+        if (next) prefetch_part(next, (size_t)x, KERN_BLOCK, next_row);
         vf weight[QT];
 #pragma GCC unroll 8
         for (int i = 0; i < nq; i++) weight[i] = v_set1(p[(size_t)i * KERN_LEAF + (size_t)x]);
@@ -340,41 +354,60 @@ static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
     *l_out = v_sum16(sum);
 }
 
-static void leaf(struct work *w, int idx, float *slot) {
+/* `then`, `then_leaf`: what this thread reads behind it (NULL: nothing). */
+static void plan_route(struct work *w, const struct attn_tile *then, int then_leaf) {
+    const struct attn_sight *see = w->sight;
+    w->n_route = w->place = 0;
+    for (int value = 0; value < 2; value++)
+        for (int e = see->e0; e < see->e1; e++)
+            if (see->any[e - see->e0])
+                w->route[w->n_route++] = attn_page(w->job, w->tile, e, value);
+    for (int i = 0, e = then_leaf * ATTN_ENTRIES; then && i < LOOK && e < then->n_entries; i++, e++)
+        w->route[w->n_route++] = attn_page(w->job, then, e, false);
+}
+
+/* The block that goes on its way during the next stretch of work; NULL: none. The softmax is a
+ * stretch too, so that memory does not idle meanwhile. */
+static const uint8_t *look_ahead(struct work *w) {
+    int at = w->place++ + LOOK;
+    return at < w->n_route ? w->route[at] : NULL;
+}
+
+static void leaf(struct work *w, int idx, const struct attn_tile *then, int then_leaf,
+                 float *slot) {
     const struct attn_job *j = w->job;
     const struct attn_tile *t = w->tile;
     size_t es = attn_kv_bytes(j->kv->dtype), stride = (size_t)j->slot_floats;
     size_t k_row = KERN_BLOCK * es, v_row = (size_t)w->hd * es;
     attn_look(j, t, idx, w->sight);
+    plan_route(w, then, then_leaf);
     const struct attn_sight *see = w->sight;
     int e0 = see->e0, e1 = see->e1;
     int n_cols = (e1 - e0) * KERN_BLOCK;
     for (int e = e0; e < e1; e++) {
         float *score = w->score + (e - e0) * KERN_BLOCK;
         if (see->any[e - e0]) {
-            bool last = e + 1 == e1;
-            score_page(w, w->n_q, attn_page(j, t, e, false), score,
-                       attn_page(j, t, last ? e0 : e + 1, last), last ? v_row : k_row);
+            score_page(w, w->n_q, attn_page(j, t, e, false), score, look_ahead(w), k_row);
             w->kv_bytes += k_row * (size_t)w->hd;
         }
         if (see->all[e - e0] == ~(uint64_t)0) continue;
         for (int q = 0; q < w->n_q; q++)
             mask_page(score + (size_t)q * KERN_LEAF, see->row[q / j->group][e - e0]);
     }
+    const uint8_t *next = look_ahead(w);
+    size_t share = KERN_BLOCK * v_row / (size_t)w->n_q; /* of it, a query */
     for (int q = 0; q < w->n_q; q++) {
         float *s = slot + (size_t)q * stride;
+        if (next) prefetch(next + share * (size_t)q, share);
         memset(s, 0, stride * sizeof *s);
         s[w->dim] = -INFINITY;
         if (see->row_any[q / j->group])
             softmax_leaf(w->score + (size_t)q * KERN_LEAF, n_cols, &s[w->dim], &s[w->dim + 1]);
     }
-    for (int e = e0; e < e1; e++) {
-        if (!see->any[e - e0]) continue;
-        bool more = e + 1 < t->n_entries;
-        const uint8_t *next = more ? attn_page(j, t, e + 1, e + 1 < e1) : NULL;
-        value_page(w, e, see->any[e - e0], see->all[e - e0], w->score + (e - e0) * KERN_BLOCK, slot,
-                   next, e + 1 < e1 ? v_row : k_row);
-    }
+    for (int e = e0; e < e1; e++)
+        if (see->any[e - e0])
+            value_page(w, e, see->any[e - e0], see->all[e - e0], w->score + (e - e0) * KERN_BLOCK,
+                       slot, look_ahead(w), v_row);
 }
 
 /* a = a combined with b, a the left one. */
@@ -423,7 +456,8 @@ static void leaf_amx(struct work *w, int idx, float *slot) {
 #endif
 }
 
-static void item(struct attn_job *j, const struct attn_tile *t, int node, void *scratch) {
+static void item(struct attn_job *j, const struct attn_tile *t, int node,
+                 const struct attn_tile *then, int then_node, void *scratch) {
     struct work w;
     carve(&w, j, t, scratch);
     bool amx = attn_uses_amx(j->ctx, j->kv->dtype, t->prompt);
@@ -443,7 +477,8 @@ static void item(struct attn_job *j, const struct attn_tile *t, int node, void *
     for (int64_t i = begin; i < end; i++) {
         at[depth] = depth ? w.stack + (size_t)(depth - 1) * n_q * stride : bottom;
         if (amx) leaf_amx(&w, (int)i, at[depth]);
-        else leaf(&w, (int)i, at[depth]);
+        else if (i + 1 < end) leaf(&w, (int)i, t, (int)i + 1, at[depth]);
+        else leaf(&w, (int)i, then, then_node << j->level, at[depth]);
         level[depth++] = 0;
         for (; depth > 1 && level[depth - 1] == level[depth - 2]; depth--) {
             reduce(w.dim, n_q, stride, at[depth - 2], at[depth - 1]);

@@ -38,7 +38,14 @@ enum {
     ATTN_ENTRIES = KERN_LEAF / KERN_BLOCK, /* list entries of a leaf */
     ATTN_MAX_DEPTH = 32,                   /* unreduced nodes that an item may hold */
     ATTN_ITEMS_PER_THREAD = 8,
+    ATTN_GEN_ITEMS_PER_THREAD = 24, /* in a pass without prompt rows: its items are small */
 };
+
+/* The slots of items are laid out for ATTN_MAX_Q queries each; small tiles have more items. */
+_Static_assert((int)ATTN_GEN_ITEMS_PER_THREAD *(int)KERN_MAX_GROUP <=
+                       (int)ATTN_ITEMS_PER_THREAD * (int)ATTN_MAX_Q &&
+                   (int)ATTN_GEN_Q <= (int)KERN_MAX_GROUP,
+               "slots of generated rows");
 
 struct attn_tile {
     int seq, head;   /* head: KV head */

@@ -69,8 +69,9 @@ static uint64_t tile_bytes(const struct attn_job *j, const struct attn_tile *t) 
     return n;
 }
 
-static void item(struct attn_job *j, const struct attn_tile *t, int node, void *scratch) {
-    (void)scratch;
+static void item(struct attn_job *j, const struct attn_tile *t, int node,
+                 const struct attn_tile *then, int then_node, void *scratch) {
+    (void)then, (void)then_node, (void)scratch;
     float *slot = attn_slots(j, t, node);
     for (int r = 0; r < t->n_rows; r++)
         for (int g = 0; g < j->group; g++, slot += j->slot_floats)

@@ -78,8 +78,10 @@ struct cpu_attn_isa {
     void (*kv_write)(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
                      const float *v);
     /* One tile's queries over node `node` of its KV tree; partials to the tile's slots. `scratch`
-     * is the thread's own. */
-    void (*item)(struct attn_job *job, const struct attn_tile *tile, int node, void *scratch);
+     * is the thread's own; node `then_node` of `then` (NULL: none) is what that thread takes next
+     * and may be read ahead. */
+    void (*item)(struct attn_job *job, const struct attn_tile *tile, int node,
+                 const struct attn_tile *then, int then_node, void *scratch);
     /* Reduce the tile's nodes in place and write its rows of the output. */
     void (*combine)(const struct attn_job *job, const struct attn_tile *tile);
     /* The tile's marked rows into taps->mass. */

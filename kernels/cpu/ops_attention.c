@@ -145,7 +145,8 @@ static void cut_tiles(struct attn_job *j) {
 static void cut_items(struct attn_job *j, int n_threads) {
     int64_t leaves = 0;
     for (int i = 0; i < j->n_tiles; i++) leaves += attn_n_leaves(j->tiles[i].n_entries);
-    int64_t items = (int64_t)n_threads * ATTN_ITEMS_PER_THREAD;
+    int64_t items = (int64_t)n_threads *
+                    (j->batch->rows.n_prompt ? ATTN_ITEMS_PER_THREAD : ATTN_GEN_ITEMS_PER_THREAD);
     while (items << j->level < leaves) j->level++;
     /* Double sums have no tree: one item a tile. */
     if (j->ctx->isa->attn == &cpu_attn_reference) j->level = 30;
@@ -173,7 +174,7 @@ static struct attn_tile *tile_of_item(struct attn_job *j, int item) {
 }
 
 /* Items from the last to the first, so that a prompt's longest rows start first; then the masses.
- */
+ * A thread takes an item before it does the one in hand, to read ahead of it. */
 static void attention_share(void *arg, int idx, int n_threads) {
     struct attn_job *j = arg;
     const struct cpu_attn_isa *isa = j->ctx->isa->attn;
@@ -185,15 +186,18 @@ static void attention_share(void *arg, int idx, int n_threads) {
         if (j->batch->row_seq[row] < 0)
             memset(j->out + (size_t)row * width, 0, width * sizeof(float));
     bool mass = j->taps->mass && j->taps->mass_row;
-    int n = j->n_items + (mass ? j->n_tiles : 0), at;
-    while ((at = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < n) {
+    int n = j->n_items + (mass ? j->n_tiles : 0);
+    int at = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed), then;
+    for (; at < n; at = then) {
+        then = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
         if (at >= j->n_items) {
             isa->mass(j, &j->tiles[n - 1 - at], scratch);
             continue;
         }
-        int item = j->n_items - 1 - at;
+        int item = j->n_items - 1 - at, later = j->n_items - 1 - then;
         struct attn_tile *t = tile_of_item(j, item);
-        isa->item(j, t, item - t->first_item, scratch);
+        const struct attn_tile *t2 = later >= 0 ? tile_of_item(j, later) : NULL;
+        isa->item(j, t, item - t->first_item, t2, t2 ? later - t2->first_item : 0, scratch);
         if (atomic_fetch_sub_explicit(&t->n_left, 1, memory_order_acq_rel) == 1) isa->combine(j, t);
     }
 }
