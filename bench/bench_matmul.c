@@ -57,7 +57,6 @@ enum floor_kind {
 static const char *const floor_names[] = {"-",        "maddubs+add", "vpdpbusd ymm", "fma x8",
                                           "vpdpbusd", "fma x16",     "tdpbf16ps"};
 
-
 #if defined(__x86_64__)
 /* Twelve independent chains of one multiply-accumulate each; products a loop are returned. */
 __attribute__((target("avx2"))) static double loop_maddubs(void) {
@@ -85,19 +84,6 @@ __attribute__((target("avx2,avxvnni"))) static double loop_dpbusd8(void) {
     }
     for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
     return 12. * 32 * LOOPS;
-}
-__attribute__((target("avx512f,avx512vnni"))) static double loop_dpbusd(void) {
-    __m512i a[12], u = _mm512_set1_epi8(3), q = _mm512_set1_epi8(1);
-    for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_si512();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+v"(u));
-            a[i] = _mm512_dpbusd_epi32(a[i], u, q);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
-    return 12. * 64 * LOOPS;
 }
 #endif
 

@@ -1,23 +1,26 @@
-/* How long is one pass over the model: V(rows, depth)? Prints a CSV row a point with the byte floor
- * beside it: the packed weights and the KV that a pass must read, over the read bandwidth measured
- * in this run.
+/* How long is one pass over the model: V(rows, depth)? Prints a CSV row a point with its floors
+ * beside it, measured in this run: the packed weights and the KV that a pass must read over the
+ * bandwidth of reading as many bytes; its products over the rate of register-only loops (AMX for
+ * prompt rows, VPDPBUSD for weights and FMA for attention of generated rows).
  *
  *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points
  * gen:1:0,gen:5:0,prompt:512:0,...]
  *
  * A point is class:rows:depth. Generated rows want all their logits, prompt rows the last one's.
  * Depth is filled once a depth; each timing rolls back to it. Prints the minimum and median over
- * --reps. With --serve it reads points from stdin, one a line, and answers each with one timing:
- * for interleaving with a peer. */
+ * --reps. With --serve it reads points from stdin, one a line, and answers each with one timing,
+ * and "floors POINT" with byte floor, product floor (ms) and GB/s: for interleaving with a peer. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "base/threads.h"
+#include "bench/register_loops.h"
 #include "tests/runner.h"
 
 enum { MAX_DEPTH = 8192, MAX_REPS = 101 };
@@ -26,50 +29,113 @@ struct bench {
     struct runner *r;
     int32_t *ids;
     float *logits;
-    int vocab;
+    int vocab, threads;
 };
 
-/* Every thread reads its share once. */
+/* ---- Floors -------------------------------------------------------------------------------- */
+
+enum { PAGE_2M = 2 << 20, AHEAD = 4096 };
+
+/* Every thread reads its share once, as four streams that are read ahead: the fastest way found. */
 struct sweep {
     const uint64_t *data;
-    size_t n;
+    size_t n; /* words */
     uint64_t sum[256];
 };
 
 static void sweep_fn(void *arg, int idx, int n_threads) {
     struct sweep *s = arg;
-    size_t lo = s->n * (size_t)idx / (size_t)n_threads,
-           hi = s->n * (size_t)(idx + 1) / (size_t)n_threads;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (size_t i = lo; i + 4 <= hi; i += 4) {
-        a ^= s->data[i];
-        b ^= s->data[i + 1];
-        c ^= s->data[i + 2];
-        d ^= s->data[i + 3];
-    }
-    s->sum[idx] = a ^ b ^ c ^ d;
+    size_t share = s->n / (size_t)n_threads, quarter = share / 4 / 8 * 8;
+    uint64_t sum[8] = {0};
+    for (size_t i = 0; i < quarter; i += 8)
+        for (size_t k = 0; k < 4; k++) {
+            const uint64_t *p = s->data + share * (size_t)idx + quarter * k + i;
+            __builtin_prefetch((const char *)p + AHEAD, 0, 2);
+            for (int y = 0; y < 8; y++) sum[y] ^= p[y];
+        }
+    for (int y = 1; y < 8; y++) sum[0] ^= sum[y];
+    s->sum[idx] = sum[0];
 }
 
-static double read_bandwidth(size_t bytes, int n_threads) {
-    struct threads *t;
-    struct err e = {0};
-    if (threads_open(&t, n_threads, &e)) return 0;
+/* Bytes a second of reading that many on huge pages, the best of 20 sweeps: caches count, as they
+ * do for a step of as many bytes. */
+static double read_bandwidth(size_t bytes, struct threads *t) {
+    bytes = bytes / PAGE_2M * PAGE_2M + PAGE_2M;
     struct sweep s = {.n = bytes / 8};
-    uint64_t *data = malloc(s.n * 8);
+    uint64_t *data = aligned_alloc(PAGE_2M, bytes + PAGE_2M);
     ASSERT(data);
-    for (size_t i = 0; i < s.n; i++) data[i] = i;
+    madvise(data, bytes + PAGE_2M, MADV_HUGEPAGE);
+    memset(data, 1, bytes + PAGE_2M);
     s.data = data;
-    double best = 0;
+    int64_t best = INT64_MAX;
     for (int i = 0; i < 20; i++) {
         int64_t start = clock_ns();
         threads_run(t, sweep_fn, &s);
-        double gbs = (double)s.n * 8 / (double)(clock_ns() - start);
-        best = gbs > best ? gbs : best;
+        int64_t ns = clock_ns() - start;
+        best = ns < best ? ns : best;
     }
     free(data);
-    threads_close(t);
+    return (double)bytes * 1e9 / (double)best;
+}
+
+struct loop {
+    double (*run)(void);
+    double got[256];
+};
+
+static void loop_fn(void *arg, int idx, int n_threads) {
+    struct loop *l = arg;
+    (void)n_threads;
+    l->got[idx] = l->run();
+}
+
+/* Products a second of a register-only loop on all threads, the best of 9. */
+static double rate(double (*run)(void), struct threads *t) {
+    struct loop l = {.run = run};
+    double best = 0;
+    for (int i = 0; i < 9; i++) {
+        int64_t start = clock_ns();
+        threads_run(t, loop_fn, &l);
+        double s = (double)(clock_ns() - start) / 1e9, n = 0;
+        for (int k = 0; k < threads_n(t); k++) n += l.got[k];
+        best = fmax(best, n / s);
+    }
     return best;
 }
+
+/* What a pass cannot go under on this machine now. */
+struct floors {
+    double gbs, bytes_ms;
+    double macs_ms; /* 0: this device's instructions have no loop here */
+};
+
+static struct floors floors(const struct bench *b, bool prompt, int rows, int depth) {
+    const struct model_config *c = runner_config(b->r);
+    struct err e = {0};
+    struct threads *t;
+    ASSERT(threads_open(&t, b->threads, &e) == 0);
+    double kv = 2.0 * depth * c->n_layers * c->n_kv_heads * c->head_dim * 2;
+    double bytes = (double)runner_weight_bytes(b->r) + kv;
+    struct floors f = {.gbs = read_bandwidth((size_t)bytes, t) / 1e9};
+    f.bytes_ms = bytes / f.gbs / 1e6;
+    double q = (double)c->n_heads * c->head_dim, kvw = (double)c->n_kv_heads * c->head_dim;
+    double layer = c->hidden * (2 * q + 2 * kvw) + 3.0 * c->hidden * c->ffn;
+    double weights =
+        layer * c->n_layers * rows + (double)c->vocab * c->hidden * (prompt ? 1 : rows);
+    double attention = 2 * q * c->n_layers * rows * (depth + (rows + 1) / 2.0);
+#if defined(__x86_64__)
+    bool amx = strstr(runner_device(b->r), "AMX"), wide = strstr(runner_device(b->r), "AVX-512");
+    if (wide) {
+        double of_weights = rate(amx && prompt ? loop_amx : loop_dpbusd, t);
+        double of_attention = rate(amx && prompt ? loop_amx : loop_fma16, t);
+        f.macs_ms = (weights / of_weights + attention / of_attention) * 1e3;
+    }
+#endif
+    threads_close(t);
+    return f;
+}
+
+/* ---- Passes -------------------------------------------------------------------------------- */
 
 static void fill(struct bench *b, int depth) {
     if (runner_length(b->r, 0) > depth) runner_truncate(b->r, 0, depth);
@@ -98,12 +164,6 @@ static int atoi_checked(const char *s) {
     char *end;
     long v = strtol(s, &end, 10);
     return *s && !*end && v > 0 && v <= 100000 ? (int)v : 0;
-}
-
-static double floor_ms(const struct bench *b, int depth, double gbs) {
-    const struct model_config *c = runner_config(b->r);
-    double kv = 2.0 * depth * c->n_layers * c->n_kv_heads * c->head_dim * 2;
-    return ((double)runner_weight_bytes(b->r) + kv) / gbs / 1e6;
 }
 
 static bool parse_point(const char *s, bool *prompt, int *rows, int *depth) {
@@ -140,7 +200,7 @@ int main(int argc, char **argv) {
                                .kv = KERN_F16};
     struct bench b = {.r = runner_open(&o)};
     b.vocab = runner_config(b.r)->vocab;
-    double gbs = serve ? 0 : read_bandwidth(runner_weight_bytes(b.r), threads);
+    b.threads = threads;
     b.ids = malloc(sizeof *b.ids * MAX_DEPTH);
     b.logits = malloc(sizeof(float) * 512 * (size_t)b.vocab);
     ASSERT(b.ids && b.logits);
@@ -151,14 +211,22 @@ int main(int argc, char **argv) {
     if (serve) {
         char line[64];
         while (fgets(line, sizeof line, stdin)) {
-            if (!parse_point(line, &prompt, &rows, &depth)) return 2;
+            bool ask_floors = !strncmp(line, "floors ", 7);
+            if (!parse_point(line + (ask_floors ? 7 : 0), &prompt, &rows, &depth)) return 2;
+            if (ask_floors) {
+                struct floors f = floors(&b, prompt, rows, depth);
+                printf("%.4f %.4f %.2f\n", f.bytes_ms, f.macs_ms, f.gbs);
+                fflush(stdout);
+                continue;
+            }
             fill(&b, depth);
             printf("%.4f\n", time_pass(&b, prompt, rows, depth));
             fflush(stdout);
         }
         return 0;
     }
-    printf("device,class,rows,depth,ms_min,ms_median,floor_ms,ratio,read_gbs\n");
+    printf("device,class,rows,depth,ms_min,ms_median,byte_floor_ms,mac_floor_ms,times_floor,read_"
+           "gbs\n");
     for (const char *s = points; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL) {
         if (!parse_point(s, &prompt, &rows, &depth))
             return fprintf(stderr, "bad point '%s'\n", s), 2;
@@ -167,10 +235,10 @@ int main(int argc, char **argv) {
         time_pass(&b, prompt, rows, depth);
         for (int i = 0; i < reps; i++) ms[i] = time_pass(&b, prompt, rows, depth);
         qsort(ms, (size_t)reps, sizeof *ms, by_value);
-        double f = floor_ms(&b, depth, gbs);
-        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b.r),
-               prompt ? "prompt" : "gen", rows, depth, ms[0], ms[reps / 2], f, ms[reps / 2] / f,
-               gbs);
+        struct floors f = floors(&b, prompt, rows, depth);
+        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b.r),
+               prompt ? "prompt" : "gen", rows, depth, ms[0], ms[reps / 2], f.bytes_ms, f.macs_ms,
+               ms[reps / 2] / fmax(f.bytes_ms, f.macs_ms), f.gbs);
         fflush(stdout);
     }
     free(b.ids);

@@ -8,7 +8,9 @@ decoding does one step after another. Between turns both rest, so that neither's
 
 The llama.cpp build is yours (its own README says how; use its native CPU options). DIRs hold llama.h, ggml.h and
 libllama.so. Every setting of flash attention and of its repacked buffers is tried first and the peer's best one
-at each point is the one that is compared. Writes one CSV row a point; needs ninja's bench_step built.
+at each point is the one that is compared. Writes one CSV row a point with the floors
+that bench_step measures in the same run beside it (bytes over read bandwidth, products over register-only loops);
+needs ninja's bench_step built.
 A setting in which the peer crashes or fails is named and left out."""
 import argparse
 import os
@@ -41,19 +43,27 @@ class Side:
         return statistics.median(times[n // 4:])
 
     def time(self, point):
+        return float(self.ask(point))
+
+    def ask(self, line_out):
         try:
-            self.p.stdin.write(point + "\n")
+            self.p.stdin.write(line_out + "\n")
             self.p.stdin.flush()
             line = self.p.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
             raise RuntimeError(f"exit {self.p.wait()}")
-        return float(line)
+        return line
 
     def close(self):
         self.p.stdin.close()
         self.p.wait()
+
+
+def floors(side, point):
+    """Byte floor and product floor in ms, GB/s of the sweep behind the first."""
+    return [float(x) for x in side.ask("floors " + point).split()]
 
 
 def build_peer(args, folder):
@@ -105,7 +115,7 @@ def main():
         settings = peer_settings(peer, args)
         print(
             "point,threads,reps,tandem_ms,peer_ms,peer_over_tandem,ratio_min,ratio_max,wanted,peer_flash,"
-            "peer_extra_buffers")
+            "peer_extra_buffers,byte_floor_ms,mac_floor_ms,read_gbs,tandem_over_floor,peer_over_floor")
         for point in args.points:
             if point not in settings:
                 print(f"# {point}: no peer setting ran", file=sys.stderr)
@@ -114,13 +124,19 @@ def main():
             ours = Side([args.bench_step, args.model, "--threads", str(args.threads), "--serve"])
             theirs = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
             ours.time(point), theirs.time(point)
+            before = floors(ours, point)
             pairs = [(ours.burst(point), theirs.burst(point)) for _ in range(args.reps)]
+            # Best of a reading before and one behind: the host's speed drifts.
+            after = floors(ours, point)
             ours.close(), theirs.close()
+            bytes_ms, macs_ms = min(before[0], after[0]), min(before[1], after[1])
+            gbs, floor = max(before[2], after[2]), max(bytes_ms, macs_ms)
             a, b = statistics.median(x for x, _ in pairs), statistics.median(y for _, y in pairs)
             ratios = [y / x for x, y in pairs]
             print(
                 f"{point},{args.threads},{args.reps},{a:.3f},{b:.3f},{statistics.median(ratios):.2f},"
-                f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra}", flush=True)
+                f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra},"
+                f"{bytes_ms:.3f},{macs_ms:.3f},{gbs:.1f},{a / floor:.2f},{b / floor:.2f}", flush=True)
 
 
 if __name__ == "__main__":

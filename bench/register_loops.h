@@ -38,6 +38,19 @@ __attribute__((target("avx512f"))) static inline double loop_fma16(void) {
     for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
     return 12. * 16 * LOOPS;
 }
+__attribute__((target("avx512f,avx512vnni"))) static inline double loop_dpbusd(void) {
+    __m512i a[12], u = _mm512_set1_epi8(3), q = _mm512_set1_epi8(1);
+    for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_si512();
+    for (int n = 0; n < LOOPS; n++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; i++) {
+            __asm__ volatile("" : "+v"(u));
+            a[i] = _mm512_dpbusd_epi32(a[i], u, q);
+        }
+    }
+    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
+    return 12. * 64 * LOOPS;
+}
 /* Two tiles of 16 x 32 by 32 x 16 into four accumulators. */
 __attribute__((target("amx-tile,amx-bf16"))) static inline double loop_amx(void) {
     struct {
