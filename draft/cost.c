@@ -14,8 +14,8 @@
  *
  * A curve is the points at one context, made monotone in rows by pooling neighbours that disagree
  * (isotonic regression weighted by evidence), then filled: linear between known points, beyond the
- * last with the growth seen so far, and with a low growth where only one point is known: too low is
- * tried, and then known. */
+ * last with the growth seen so far. Where nothing tells, guesses are low on either side: what is
+ * thought cheap is tried, and then known; what is thought dear would never be. */
 #include "draft/depth_private.h"
 
 #include <math.h>
@@ -30,6 +30,7 @@
 #define COLD 0.6        /* below this a new point's first times were of a cold machine */
 #define DEAD_BAND 0.08  /* of `trend` */
 #define GUESS_ROW 0.12  /* growth a row, of one row's time, where nothing is known */
+#define GUESS_DOWN 0.5  /* the same below the first known point */
 #define NOISE 0.05      /* of a time, for weighing slopes */
 #define SLOPE_SPAN 2000 /* positions over which a time might double, before anything is known */
 
@@ -164,7 +165,7 @@ void draft__curve_fit(const struct draft_cost *c, double kv_tokens, struct draft
     make_monotone(v, weight, n);
     int first = known[0], last = known[n - 1];
     for (int i = 0; i < first; i++)
-        out->ns[i] = v[0] * (1 + GUESS_ROW * (grid[i] - 1)) / (1 + GUESS_ROW * (grid[first] - 1));
+        out->ns[i] = v[0] * (1 + GUESS_DOWN * (grid[i] - 1)) / (1 + GUESS_DOWN * (grid[first] - 1));
     for (int k = 0; k < n; k++) {
         out->ns[known[k]] = v[k];
         if (k + 1 == n) break;
@@ -204,7 +205,7 @@ static void follow_speed(struct draft_cost *c, double ratio) {
     c->trend += 0.1 * (off - c->trend);
     if (fabs(c->trend) <= DEAD_BAND) return;
     c->speed *= 1 + 0.3 * c->trend;
-    c->trend *= 0.7;
+    c->trend *= 0.8;
 }
 
 static void remember(struct draft_cost_point *p, double kv, double ns, double weight) {
@@ -231,10 +232,12 @@ void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, doub
         if (!is_new) follow_speed(c, ns / (c->speed * expect));
         ns /= c->speed;
         if (!is_new || ns >= COLD * expect) {
-            double most = expect * (is_new ? CUT_NEW : CUT), weight;
+            double most = expect * (is_new ? CUT_NEW : CUT), least = is_new ? 0 : expect / CUT;
             p->n = p->n * LEVEL_KEEP + 1;
-            weight = (ns < expect ? 2 : 1) / p->n;
-            remember(p, kv_tokens, ns < most ? ns : most, weight < 1 ? weight : 1);
+            double weight = (ns < expect ? 2 : 1) / p->n;
+            if (!is_new && fabs(c->trend) > DEAD_BAND / 2) weight /= 4; /* `speed` takes it */
+            ns = ns > most ? most : ns < least ? least : ns;
+            remember(p, kv_tokens, ns, weight < 1 ? weight : 1);
             return;
         }
         /* The first times were of something else; begin again. */

@@ -6,11 +6,11 @@
  * with as many rows as sequences still draft. Lookup costs nothing but rows. The choice is the one
  * with most tokens by time.
  *
- * One sequence: every source and length is priced. Many: earnings fall with the place, so for any
- * number of rows the best are the largest earnings, less what the model's step costs. They are
- * taken in that order to the end, the price is looked at after each, and the best beginning wins:
- * looking on to the end means that neither the first draft pass, which all share, nor a step in
- * V(rows) hides what lies behind it. Then each sequence is tried at a few other settings.
+ * One sequence: every source and length is priced. Many: for a given number of draft passes the
+ * earnings, which fall with the place, are taken in their order, less the draft's row; the price is
+ * looked at after each and the best beginning wins, so that a step in V(rows) does not hide what
+ * lies behind it. So for each number of passes, whose opening all share; the best one wins. Then
+ * each sequence is tried at a few other settings, and rows are exchanged between few.
  *
  * Catching up is paid once and serves the rounds after it, so it is charged by parts: over half of
  * the tokens that may still come, at most 128 rounds. Two rows a round are its ordinary share.
@@ -19,8 +19,9 @@
  * `wait` rounds have passed, twice as many after each failure, and a hundredth of the time since
  * then covers what trying costs, catching up included. After a success it is tried again at once,
  * with old evidence counting little, so that four good rounds bring it back. Where catching up
- * costs more than that hundredth a token, that moment never comes; then it is tried once after 512
- * rounds, and not again before 2,048 more.
+ * costs more than that hundredth a token, that moment never comes: there it is tried once in a
+ * request's life, after 512 rounds, and for the same reason one bad stretch does not turn it off: a
+ * running mean of what it gains must say so, unless the loss is great.
  *
  * Settings nearly as good as the best are taken when nobody did so for 64 rounds: a time that was
  * learned in a bad moment would otherwise keep everyone from learning it anew. */
@@ -33,18 +34,21 @@
 
 enum {
     FIRST_WAIT = 4,
-    MOST_WAIT = 128,
+    MOST_WAIT = 64,
     LONG_IDLE = 512,
-    LONG_WAIT = 2048,
+    FEW_SEATS = 8,      /* so many get every cap of the draft's passes and exchanges */
     STALE = 64,         /* passes */
     MOST_HORIZON = 256, /* tokens */
     MOST_ROWS = DRAFT_MAX_BIDS * KERN_MAX_DRAFT,
 };
-#define PROBE_SHARE 0.01  /* of the time */
-#define FIRST_CREDIT 0.3  /* of a round, for trying again soon after giving up */
-#define PROBE_ROUNDS 4.0  /* that old evidence counts when it is tried again */
-#define NEARLY 0.92       /* of the best setting: worth learning about */
-#define STAY 1.01         /* what the model counts for where it is in use */
+#define PROBE_SHARE 0.01 /* of the time */
+#define FIRST_CREDIT 0.3 /* of a round, for trying again soon after giving up */
+#define PROBE_ROUNDS 4.0 /* that old evidence counts when it is tried again */
+#define NEARLY 0.92      /* of the best setting: worth learning about */
+#define STAY 1.01        /* what the model counts for where it is in use */
+#define PATIENCE 60.0    /* rounds */
+#define STILL_WORTH 0.99
+#define HOPELESS 0.8
 #define LEAST_EARNED 0.01 /* of a token: places that earn less are not looked at */
 #define GUESS_DRAFT 0.15  /* a draft's step by the target's, while unknown */
 
@@ -62,23 +66,27 @@ struct round {
     int n_seats, n_all;   /* n_all: those of other rows too */
     int n_rows, max_rows; /* draft rows */
     double tokens, fixed_ns, draft_ns;
-    double draft_kv; /* context at which draft_full was fitted */
+    double draft_kv, per_draft_kv; /* context at which draft_full was fitted; 1 / it, or 0 */
     struct draft__curve target, draft_empty, draft_full;
+    double empty_ns[DRAFT_MAX_BIDS + 2], full_ns[DRAFT_MAX_BIDS + 2]; /* the draft's by rows */
     int n_at[KERN_MAX_DRAFT]; /* draft pass -> sequences in it */
     double kv_at[KERN_MAX_DRAFT], pass_ns[KERN_MAX_DRAFT], catch_up;
     int n_base;                      /* rows of the target without draft tokens */
     double target_ns[MOST_ROWS + 1]; /* by draft rows */
 };
 
-static double clamp(double x, double low, double high) {
-    return x < low ? low : x > high ? high : x;
-}
-
 static double draft_pass_ns(const struct round *r, double rows, double kv) {
-    if (rows <= 0) return 0;
-    double empty = draft__curve_at(&r->draft_empty, rows);
-    if (r->draft_kv <= 0) return empty;
-    return empty + (draft__curve_at(&r->draft_full, rows) - empty) * kv / r->draft_kv;
+    double empty, full;
+    int whole = (int)rows;
+    if (whole <= r->n_seats) { /* between whole rows both curves are linear */
+        double part = rows - whole;
+        empty = r->empty_ns[whole] + part * (r->empty_ns[whole + 1] - r->empty_ns[whole]);
+        full = r->full_ns[whole] + part * (r->full_ns[whole + 1] - r->full_ns[whole]);
+    } else {
+        empty = draft__curve_at(&r->draft_empty, rows);
+        full = draft__curve_at(&r->draft_full, rows);
+    }
+    return empty + (full - empty) * kv * r->per_draft_kv;
 }
 
 static void price_pass(struct round *r, int pass) {
@@ -153,6 +161,12 @@ static void fit_prices(struct round *r, const struct draft_costs *c, double kv) 
         draft__curve_guess(GUESS_DRAFT * r->target.ns[0], &r->draft_full);
         r->draft_empty = r->draft_full;
     }
+    r->per_draft_kv = r->draft_kv > 0 ? 1 / r->draft_kv : 0;
+    r->empty_ns[0] = r->full_ns[0] = 0;
+    for (int i = 1; i <= r->n_seats + 1; i++) {
+        r->empty_ns[i] = draft__curve_at(&r->draft_empty, i);
+        r->full_ns[i] = draft__curve_at(&r->draft_full, i);
+    }
     r->fixed_ns = c->fixed_ns > 0 ? c->fixed_ns : 0;
     int most = 0;
     for (int i = 0; i < r->n_seats; i++) {
@@ -216,26 +230,31 @@ static void choose_one(struct round *r, const struct draft_costs *c, const struc
 
 /* ---- Many ---- */
 
-/* What one more step of the model costs a sequence, in tokens: its part of a pass that all who may
- * draft share, at the rate of a round without drafts. */
-struct step_price {
-    double first_row, first, later;
+/* What a row more costs in tokens, at the rate of a round without drafts: in the target's pass on
+ * average, and in a draft pass that runs anyway. */
+struct row_price {
+    double target, draft;
 };
 
-static struct step_price price_steps(const struct round *r) {
-    int n = 0;
+static struct row_price price_rows(const struct round *r) {
+    struct row_price p = {0, 0};
+    int n = 0, span = r->max_rows - r->n_rows;
     double rate = score(r);
+    if (span > r->n_seats) span = r->n_seats;
+    if (span > 0)
+        p.target = rate * (r->target_ns[r->n_rows + span] - r->target_ns[r->n_rows]) / span;
     for (int i = 0; i < r->n_seats; i++) n += r->seat[i].most[DRAFT_BY_MODEL] > 0;
-    if (n == 0) return (struct step_price){0, 0, 0};
-    double pass = draft_pass_ns(r, n, r->draft_kv);
-    double row = (draft_pass_ns(r, 2 * n, r->draft_kv) - pass) / n;
-    return (struct step_price){rate * row, rate * pass / n, rate * pass / n};
+    if (n == 0) return p;
+    double all = draft_pass_ns(r, n + 1, r->draft_kv), one = draft_pass_ns(r, 1, r->draft_kv / n);
+    p.draft = rate * (all - one) / n;
+    return p;
 }
 
-static double key_of(const struct seat *s, int source, int g, const struct step_price *p) {
+/* What place g of a seat's draft earns less what it costs the draft. */
+static double key_of(const struct seat *s, int source, int g, const struct row_price *p) {
     double key = s->earned[source][g + 1] - s->earned[source][g];
     if (source == DRAFT_BY_LOOKUP) return key;
-    return key - (g == 0 ? p->first + (s->catch_up - 1) * p->first_row : p->later);
+    return key - (g == 0 ? s->catch_up : 1) * p->draft;
 }
 
 struct queue {
@@ -268,23 +287,26 @@ static void sift_down(struct queue *q, int i) {
     }
 }
 
-/* Take earnings, the largest first, to the end; go back to where the price was best. Seats of the
- * queue stand at g = 0 of source[]. Returns the score. */
-static double walk(struct round *r, const struct draft_bid *bid, const uint8_t *source,
-                   const struct step_price *price) {
-    struct queue q = {0};
+/* Take earnings, the largest first, while they cover the draft's rows, with at most `cap` passes of
+ * the draft; go back to where the price was best. Seats of the queue stand at g = 0; source[] says
+ * who proposes. Returns the score. */
+static double walk(struct round *r, const struct draft_bid *bid, const uint8_t *source, int cap,
+                   const struct row_price *price) {
+    struct queue q;
     uint8_t taken[MOST_ROWS];
-    int n_steps = 0, n_best = 0, before = r->n_rows;
+    int n_steps = 0, n_best = 0;
     double best = score(r);
+    q.n = 0;
     for (int i = 0; i < r->n_seats; i++) {
         struct seat *s = &r->seat[i];
         if (bid[i].forced >= 0 || s->most[source[i]] == 0) continue;
+        if (source[i] == DRAFT_BY_MODEL && cap == 0) continue;
         move(r, s, source[i], 0);
         q.key[q.n] = key_of(s, source[i], 0, price);
         q.seat[q.n++] = i;
     }
     for (int i = q.n / 2 - 1; i >= 0; i--) sift_down(&q, i);
-    while (q.n > 0 && r->n_rows < r->max_rows) {
+    while (q.n > 0 && r->n_rows < r->max_rows && q.key[0] > 0) {
         struct seat *s = &r->seat[q.seat[0]];
         taken[n_steps++] = (uint8_t)q.seat[0];
         move(r, s, s->source, s->g + 1);
@@ -293,7 +315,7 @@ static double walk(struct round *r, const struct draft_bid *bid, const uint8_t *
             best = now;
             n_best = n_steps;
         }
-        if (s->g < s->most[s->source]) {
+        if (s->g < s->most[s->source] && (s->source == DRAFT_BY_LOOKUP || s->g < cap)) {
             q.key[0] = key_of(s, s->source, s->g, price);
         } else {
             q.n--;
@@ -305,24 +327,60 @@ static double walk(struct round *r, const struct draft_bid *bid, const uint8_t *
         struct seat *s = &r->seat[taken[--n_steps]];
         move(r, s, s->source, s->g - 1);
     }
-    ASSERT(r->n_rows == before + n_best);
     return best;
 }
 
+/* The length at which a seat alone would do best by a source, and what it is worth then. */
+static int solo_length(const struct seat *s, int source, int cap, const struct row_price *p,
+                       double *worth) {
+    int most = s->most[source], best_g = 0;
+    double sum = 0, best = 0;
+    if (source == DRAFT_BY_MODEL && most > cap) most = cap;
+    for (int g = 0; g < most; g++) {
+        sum += key_of(s, source, g, p) - p->target;
+        if (sum <= best) continue;
+        best = sum;
+        best_g = g + 1;
+    }
+    *worth = best;
+    return best_g;
+}
+
+/* The better source for each seat when the draft runs at most `cap` passes. */
+static void pick_sources(const struct round *r, int cap, const struct row_price *p,
+                         uint8_t *source) {
+    for (int i = 0; i < r->n_seats; i++) {
+        const struct seat *s = &r->seat[i];
+        double by_model = 0, by_lookup = 0;
+        source[i] = DRAFT_BY_MODEL;
+        if (s->most[DRAFT_BY_LOOKUP] == 0) continue;
+        solo_length(s, DRAFT_BY_LOOKUP, cap, p, &by_lookup);
+        if (s->most[DRAFT_BY_MODEL] > 0 && cap > 0)
+            solo_length(s, DRAFT_BY_MODEL, cap, p, &by_model);
+        if (by_lookup >= by_model) source[i] = DRAFT_BY_LOOKUP;
+    }
+}
+
+static void stand_up(struct round *r, const struct draft_bid *bid) {
+    for (int i = 0; i < r->n_seats; i++)
+        if (bid[i].forced < 0 && r->seat[i].g > 0) move(r, &r->seat[i], r->seat[i].source, 0);
+}
+
 /* The setting of one seat that is best while all others stay. Returns whether it moved. */
-static bool improve(struct round *r, struct seat *s, const int *solo) {
+static bool improve(struct round *r, struct seat *s, const struct row_price *p) {
     int source = s->source, g = s->g, room = r->max_rows - r->n_rows + g;
     int other = source == DRAFT_BY_MODEL ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
-    int try[5][2] = {{source, 0},
-                     {source, g - 1},
-                     {source, g + 1},
-                     {other, solo[other]},
-                     {source, solo[source]}};
-    double best = score(r) * (1 + 1e-9);
+    double worth, best = score(r) * (1 + 1e-9);
+    int try[5][2] = {
+        {source, 0},
+        {source, g - 1},
+        {source, g + 1},
+        {other, g > 0 ? g : 1},
+        {other, s->most[other] ? solo_length(s, other, KERN_MAX_DRAFT, p, &worth) : 0}};
     int best_source = source, best_g = g;
     for (int i = 0; i < 5; i++) {
         if (try[i][1] < 0 || try[i][1] > s->most[try[i][0]] || try[i][1] > room) continue;
-        if (try[i][0] == s->source && try[i][1] == s->g) continue;
+        if (try[i][1] == s->g && (try[i][0] == s->source || s->g == 0)) continue;
         move(r, s, try[i][0], try[i][1]);
         if (score(r) <= best) continue;
         best = score(r);
@@ -333,72 +391,92 @@ static bool improve(struct round *r, struct seat *s, const int *solo) {
     return best_source != source || best_g != g;
 }
 
-static void stand_up(struct round *r, const struct draft_bid *bid) {
-    for (int i = 0; i < r->n_seats; i++)
-        if (bid[i].forced < 0) move(r, &r->seat[i], r->seat[i].source, 0);
+/* Give a row of one seat to another where that is better. */
+static bool exchange(struct round *r, struct seat *from, struct seat *to) {
+    if (from->g == 0 || to->g >= to->most[to->source]) return false;
+    double before = score(r) * (1 + 1e-9);
+    move(r, from, from->source, from->g - 1);
+    move(r, to, to->source, to->g + 1);
+    if (score(r) > before) return true;
+    move(r, to, to->source, to->g - 1);
+    move(r, from, from->source, from->g + 1);
+    return false;
 }
 
-/* The length at which a seat alone would do best by a source: earnings against the target's row and
- * the shared step. */
-static int solo_length(const struct seat *s, int source, double row, const struct step_price *p) {
-    double sum = 0, best = 0;
-    int best_g = 0;
-    for (int g = 0; g < s->most[source]; g++) {
-        sum += key_of(s, source, g, p) - row;
-        if (sum <= best) continue;
-        best = sum;
-        best_g = g + 1;
-    }
-    return best_g;
-}
-
-static void choose_many(struct round *r, const struct draft_bid *bid) {
-    uint8_t mixed[DRAFT_MAX_BIDS], lookup[DRAFT_MAX_BIDS];
-    int solo[DRAFT_MAX_BIDS][2], room = r->max_rows - r->n_rows;
-    bool both = false;
-    struct step_price price = price_steps(r);
-    int span = room < r->n_seats ? room : r->n_seats;
-    double row = span > 0 ? (r->target_ns[r->n_rows + span] - r->target_ns[r->n_rows]) / span : 0;
-    row *= score(r);
-    for (int i = 0; i < r->n_seats; i++) {
-        const struct seat *s = &r->seat[i];
-        double value[2];
-        for (int k = 0; k < 2; k++) {
-            solo[i][k] = solo_length(s, k, row, &price);
-            value[k] = s->earned[k][solo[i][k]] - solo[i][k] * row;
-            if (k == DRAFT_BY_MODEL) value[k] -= solo[i][k] * price.later;
-        }
-        bool by_lookup =
-            s->most[DRAFT_BY_MODEL] == 0 ||
-            (s->most[DRAFT_BY_LOOKUP] > 0 && value[DRAFT_BY_LOOKUP] >= value[DRAFT_BY_MODEL]);
-        mixed[i] = by_lookup ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
-        lookup[i] = DRAFT_BY_LOOKUP;
-        both |= !by_lookup && s->most[DRAFT_BY_LOOKUP] > 0;
-    }
-    double best = walk(r, bid, mixed, &price);
-    if (both) {
-        /* The model may pay for nobody; then those who could have used lookup should. */
-        stand_up(r, bid);
-        if (walk(r, bid, lookup, &price) < best) {
-            stand_up(r, bid);
-            walk(r, bid, mixed, &price);
-        }
-    }
+static void polish(struct round *r, const struct draft_bid *bid, const struct row_price *price) {
     for (int sweep = 0, moved = 1; sweep < 2 && moved; sweep++) {
         moved = 0;
         for (int i = 0; i < r->n_seats; i++)
-            if (bid[i].forced < 0) moved |= improve(r, &r->seat[i], solo[i]);
+            if (bid[i].forced < 0) moved |= improve(r, &r->seat[i], price);
+        for (int i = 0; i < r->n_seats && r->n_seats <= FEW_SEATS; i++)
+            for (int k = 0; k < r->n_seats; k++)
+                if (k != i && bid[i].forced < 0 && bid[k].forced < 0)
+                    moved |= exchange(r, &r->seat[i], &r->seat[k]);
     }
 }
 
-/* ---- Probes ---- */
+static void choose_many(struct round *r, const struct draft_bid *bid) {
+    uint8_t source[DRAFT_MAX_BIDS], best_source[DRAFT_MAX_BIDS], best_g[DRAFT_MAX_BIDS];
+    int deepest = 0;
+    bool lookup = false;
+    double best = 0;
+    struct row_price price = price_rows(r);
+    for (int i = 0; i < r->n_seats; i++) {
+        if (r->seat[i].most[DRAFT_BY_MODEL] > deepest) deepest = r->seat[i].most[DRAFT_BY_MODEL];
+        lookup |= r->seat[i].most[DRAFT_BY_LOOKUP] > 0;
+    }
+    /* Each pass that the draft opens costs all who share it: try every number of them, of a large
+     * batch none, one and all. */
+    for (int cap = lookup || deepest == 0 ? 0 : 1; cap <= deepest; cap++) {
+        if (r->n_seats > FEW_SEATS && cap > 1) cap = deepest;
+        pick_sources(r, cap, &price, source);
+        double now = walk(r, bid, source, cap, &price);
+        if (now > best) {
+            best = now;
+            for (int i = 0; i < r->n_seats; i++) {
+                best_source[i] = (uint8_t)r->seat[i].source;
+                best_g[i] = (uint8_t)r->seat[i].g;
+            }
+        }
+        stand_up(r, bid);
+    }
+    for (int i = 0; i < r->n_seats; i++)
+        if (bid[i].forced < 0) move(r, &r->seat[i], best_source[i], best_g[i]);
+    polish(r, bid, &price);
+}
+
+/* ---- On, off, and on again ---- */
+
+/* Tokens by time with the model's draft against without, as if the seat were alone. */
+static double gain(struct round *r, struct seat *s) {
+    int source = s->source, g = s->g;
+    bool drafts = source == DRAFT_BY_MODEL && g > 0;
+    double now = score(r);
+    move(r, s, DRAFT_BY_MODEL, drafts ? 0 : 1);
+    double other = score(r);
+    move(r, s, source, g);
+    return 1 + r->n_all * (drafts ? now / other - 1 : other / now - 1);
+}
+
+/* Where catching up is dear, off is for long; one bad stretch shall not do that. */
+static void be_patient(struct round *r, struct draft_bid *b, struct seat *s) {
+    struct draft_probe *p = b->probe;
+    double row = r->full_ns[2] - r->full_ns[1];
+    if (p->wait > 0 || s->source == DRAFT_BY_LOOKUP || row * r->n_all < PROBE_SHARE * round_ns(r) ||
+        r->n_rows >= r->max_rows)
+        return;
+    double now = gain(r, s);
+    p->worth = p->worth > 0 ? p->worth + (now - p->worth) / PATIENCE : now;
+    if (s->g == 0 && p->worth >= STILL_WORTH && now >= HOPELESS) move(r, s, DRAFT_BY_MODEL, 1);
+}
 
 /* A bid that got nothing: let its model try one token if it is time. */
 static void probe(struct round *r, struct draft_bid *b, struct seat *s) {
     struct draft_probe *p = b->probe;
     double ns = round_ns(r), rate = score(r);
     if (p->wait == 0)
-        *p = (struct draft_probe){.wait = FIRST_WAIT, .credit = FIRST_CREDIT * ns / r->n_all};
+        *p = (struct draft_probe){
+            .wait = FIRST_WAIT, .credit = FIRST_CREDIT * ns / r->n_all, .spent = p->spent};
     if (p->n_idle < INT32_MAX) p->n_idle++;
     p->credit += PROBE_SHARE * ns / r->n_all;
     if (p->n_idle < p->wait || r->n_rows >= r->max_rows) return;
@@ -406,7 +484,8 @@ static void probe(struct round *r, struct draft_bid *b, struct seat *s) {
     s->catch_up = b->n_lag > 1 ? b->n_lag : 1; /* all of it is paid now */
     move(r, s, DRAFT_BY_MODEL, 1);
     double cost = round_ns(r) - ns - was / rate;
-    b->is_probe = p->wait == 1 || p->n_idle >= LONG_IDLE || p->credit >= cost;
+    bool once = p->n_idle >= LONG_IDLE && !p->spent;
+    b->is_probe = p->wait == 1 || once || p->credit >= cost;
     if (!b->is_probe) move(r, s, DRAFT_BY_MODEL, 0);
     s->catch_up = catch_up;
 }
@@ -444,8 +523,10 @@ void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids
     for (int i = 0; i < n_bids; i++) {
         struct draft_bid *b = &bid[i];
         b->is_probe = false;
-        if (b->forced < 0 && seat[i].g == 0 && b->probe && seat[i].most[DRAFT_BY_MODEL] > 0)
-            probe(&r, b, &seat[i]);
+        if (b->forced < 0 && b->probe && seat[i].most[DRAFT_BY_MODEL] > 0) {
+            be_patient(&r, b, &seat[i]);
+            if (seat[i].g == 0) probe(&r, b, &seat[i]);
+        }
         b->source = seat[i].source == DRAFT_BY_LOOKUP ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
         b->n_draft = seat[i].g;
     }
@@ -454,26 +535,31 @@ void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids
 /* ---- Learning ---- */
 
 static void learn_probe(struct draft_probe *p, bool is_probe, bool accepted) {
-    int idle = p->n_idle;
+    if (is_probe) {
+        int twice = p->wait > MOST_WAIT / 2 ? MOST_WAIT : 2 * p->wait;
+        p->spent |= p->n_idle >= LONG_IDLE;
+        p->wait = accepted ? 1 : twice < 2 * FIRST_WAIT ? 2 * FIRST_WAIT : twice;
+    } else if (p->wait > 0) {
+        p->wait = 0;
+        p->worth = 0;
+    }
     p->n_idle = 0;
     p->credit = 0;
-    if (!is_probe) p->wait = 0;
-    else if (accepted) p->wait = 1;
-    else
-        p->wait =
-            idle >= LONG_IDLE ? LONG_WAIT : (int)clamp(2.0 * p->wait, 2 * FIRST_WAIT, MOST_WAIT);
 }
 
 void draft_learn(const struct draft_bid *bid, struct draft_rate *prior, int n_drafted,
                  int n_accepted, const int32_t *looked_up, int n_looked_up, const int32_t *emitted,
                  int n_emitted) {
     if (bid->source == DRAFT_BY_MODEL && n_drafted > 0) {
-        if (bid->is_probe) draft__rate_fade(&bid->rate[DRAFT_BY_MODEL], PROBE_ROUNDS);
+        if (bid->is_probe && n_accepted > 0)
+            draft__rate_fade(&bid->rate[DRAFT_BY_MODEL], PROBE_ROUNDS);
         draft_rate_update(&bid->rate[DRAFT_BY_MODEL], n_drafted, n_accepted);
         if (prior)
             draft__rate_update(&prior[DRAFT_BY_MODEL], DRAFT__KEEP_PRIOR, n_drafted, n_accepted);
         if (bid->probe && bid->forced < 0)
             learn_probe(bid->probe, bid->is_probe, n_accepted == n_drafted);
+    } else if (prior && bid->forced < 0 && bid->max_model > 0 && bid->n_draft == 0) {
+        draft__rate_fade(&prior[DRAFT_BY_MODEL], prior[DRAFT_BY_MODEL].tried[0] * DRAFT__KEEP_IDLE);
     }
     int n = n_looked_up < n_emitted ? n_looked_up : n_emitted, same = 0;
     if (n > KERN_MAX_DRAFT) n = KERN_MAX_DRAFT;

@@ -74,7 +74,9 @@ double draft_rate_at(const struct draft_rate *r, int place); /* in [0, 1] */
 struct draft_probe {
     int n_idle;    /* rounds since the model last proposed */
     int wait;      /* rounds until the next probe; 0: not off */
+    bool spent;    /* the one probe that may cost more was made */
     double credit; /* ns: the hundredth part of its rounds since then */
+    double worth;  /* running mean of what the model gains, 1: nothing; 0: not known */
 };
 
 enum { DRAFT_MAX_BIDS = 256 };

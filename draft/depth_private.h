@@ -25,7 +25,9 @@ void draft__rate_update(struct draft_rate *r, double keep, int n_drafted, int n_
 /* Let at most n_tried rounds of what is known count. */
 void draft__rate_fade(struct draft_rate *r, double n_tried);
 
-/* Memory of the engine's running rates. */
+/* Memory of the engine's running rates by rounds that drafted, and by sequence rounds that did not:
+ * what nobody tries is forgotten, or requests that begin with the model off would keep it off. */
 #define DRAFT__KEEP_PRIOR 0.995
+#define DRAFT__KEEP_IDLE 0.998
 
 #endif

@@ -14,6 +14,7 @@
 
 #define KEEP 0.96
 #define PRIOR_ROUNDS 5.0
+#define FIRST_ROUNDS 15.0f /* that what is usual counts more, before anything was seen */
 
 static double clamp(double x, double low, double high) {
     return x < low ? low : x > high ? high : x;
@@ -26,6 +27,8 @@ int draft_rate_idx(enum draft_source source, int n_match) {
 
 static void init_flat(struct draft_rate *r, float rate) {
     memset(r, 0, sizeof *r);
+    r->tried[0] = FIRST_ROUNDS;
+    r->accepted[0] = rate * FIRST_ROUNDS;
     for (int i = 0; i < KERN_MAX_DRAFT; i++) r->prior[i] = rate;
 }
 

@@ -1,0 +1,182 @@
+/* What passes cost and how often drafts are accepted, learned from noisy observations.
+ *
+ * Times of a machine with known costs are told to the table in many orders; what it predicts is
+ * compared with the truth, also where it saw nothing. Times are noisy by 3 % and, one in 200,
+ * tenfold; random nonsense must leave it monotone. Rates are fed known sequences. */
+#include "tests/harness.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "draft/depth.h"
+
+static double noise(uint64_t seed, uint32_t idx) {
+    double u = rng_uniform(seed, 1, RNG_TEST, 2 * idx);
+    if (rng_u32(seed, 1, RNG_TEST, 2 * idx + 1) % 200 == 0) return 10;
+    return 1 + 0.06 * (u - 0.5);
+}
+
+/* ---- Cost table ---- */
+
+static double cost_of(int rows, double kv) {
+    return 1e6 * (4 + rows + kv * (0.002 + 0.001 * rows));
+}
+
+static void feed(struct draft_cost *c, int rows, double kv, double factor, uint32_t *idx) {
+    draft_cost_observe(c, rows, kv, factor * cost_of(rows, kv) * noise(3, ++*idx));
+}
+
+static void test_cost_learns(void) {
+    struct draft_cost c;
+    uint32_t idx = 0;
+    draft_cost_init(&c);
+    assert_near(draft_cost_predict(&c, 1, 0), 0, 0);
+    assert_false(draft_cost_known(&c, 1, 0));
+    draft_cost_observe(&c, 0, 0, 1e6);
+    draft_cost_observe(&c, 1, 0, -1);
+    draft_cost_observe(&c, 1, 0, NAN);
+    draft_cost_observe(&c, 1, 0, INFINITY);
+    draft_cost_observe(&c, 1, NAN, 1e6);
+    assert_near(draft_cost_predict(&c, 1, 0), 0, 0);
+    for (int i = 0; i < 300; i++) feed(&c, 1 + i % 5 + (i % 2) * 11, 20.0 * i, 1, &idx);
+    static const int rows[] = {1, 2, 3, 4, 5, 12, 13, 14};
+    for (int k = 0; k < 8; k++) {
+        double got = draft_cost_predict(&c, rows[k], 3000) / cost_of(rows[k], 3000);
+        assert_near(got, 1, 0.1);
+        got = draft_cost_predict(&c, rows[k], 6000) / cost_of(rows[k], 6000);
+        assert_near(got, 1, 0.1);
+    }
+    /* Never seen: between, and beyond. */
+    assert_near(draft_cost_predict(&c, 9, 4000) / cost_of(9, 4000), 1, 0.1);
+    assert_near(draft_cost_predict(&c, 24, 4000) / cost_of(24, 4000), 1, 0.3);
+    assert_true(draft_cost_known(&c, 2, 6000));
+    assert_false(draft_cost_known(&c, 40, 3000));
+    assert_false(draft_cost_known(&c, 2, 100000));
+}
+
+/* The slope over the context from one sequence that grows, told at ten times the context. */
+static void test_cost_context(void) {
+    struct draft_cost c;
+    uint32_t idx = 0;
+    draft_cost_init(&c);
+    for (int i = 0; i < 600; i++) feed(&c, 1 + 2 * (i % 2), 100 + 1.5 * i, 1, &idx);
+    for (int rows = 1; rows <= 3; rows += 2) {
+        double got = draft_cost_predict(&c, rows, 7000) / cost_of(rows, 7000);
+        fprintf(stderr, "context 100..1000 foretells %d rows at 7000: %.2f of the truth\n", rows,
+                got);
+        assert_true(got > 0.7 && got < 1.4);
+    }
+}
+
+static void test_cost_monotone(void) {
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        struct draft_cost c;
+        draft_cost_init(&c);
+        uint32_t idx = 0;
+        int n = 1 + (int)(rng_u32(seed, 0, RNG_TEST, idx++) % 60);
+        for (int i = 0; i < n; i++) {
+            int rows = 1 + (int)(rng_u32(seed, 0, RNG_TEST, idx++) % (i % 3 ? 12 : 1500));
+            double kv = rng_u32(seed, 0, RNG_TEST, idx++) % 20000;
+            draft_cost_observe(&c, rows, kv, 1 + rng_u32(seed, 0, RNG_TEST, idx++) % 100000);
+        }
+        for (double kv = 0; kv < 50000; kv = kv * 2 + 10) {
+            double before = 0;
+            for (int rows = 1; rows < 2000; rows += 1 + rows / 8) {
+                double ns = draft_cost_predict(&c, rows, kv);
+                double further = draft_cost_predict(&c, rows, kv * 2 + 10);
+                if (!isfinite(ns) || ns <= 0 || ns < before * (1 - 1e-9) ||
+                    further < ns * (1 - 1e-9))
+                    fail_msg("seed %d, %d rows, context %g: %g after %g, further %g", (int)seed,
+                             rows, kv, ns, before, further);
+                before = ns;
+            }
+        }
+    }
+}
+
+/* One pass that took ten times as long moves nothing by more than 3 %; a machine of half the speed
+ * is believed within 50 passes, also by the rows that were not seen since, and so is its recovery.
+ */
+static void test_cost_outliers_and_speed(void) {
+    struct draft_cost c;
+    uint32_t idx = 0;
+    draft_cost_init(&c);
+    for (int i = 0; i < 200; i++) draft_cost_observe(&c, 1 + i % 4, 500, cost_of(1 + i % 4, 500));
+    for (int rows = 1; rows <= 4; rows++) {
+        draft_cost_observe(&c, rows, 500, 10 * cost_of(rows, 500));
+        for (int other = 1; other <= 4; other++)
+            assert_near(draft_cost_predict(&c, other, 500) / cost_of(other, 500), 1, 0.03);
+        for (int i = 0; i < 40; i++)
+            draft_cost_observe(&c, 1 + i % 4, 500, cost_of(1 + i % 4, 500));
+    }
+    double factors[] = {2, 1, 0.5, 1};
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < 50; i++) feed(&c, 1, 500, factors[k], &idx);
+        double one = draft_cost_predict(&c, 1, 500) / cost_of(1, 500) / factors[k];
+        double four = draft_cost_predict(&c, 4, 500) / cost_of(4, 500) / factors[k];
+        fprintf(stderr, "speed x %.1f: after 50 passes of one row predicted %.2f, of four %.2f\n",
+                1 / factors[k], one, four);
+        assert_near(one, 1, 0.12);
+        assert_near(four, 1, 0.35);
+    }
+}
+
+/* First passes of a cold machine, five times as long, are forgotten. */
+static void test_cost_cold_start(void) {
+    struct draft_cost c;
+    uint32_t idx = 0;
+    draft_cost_init(&c);
+    for (int rows = 1; rows <= 3; rows++) draft_cost_observe(&c, rows, 10, 5 * cost_of(rows, 10));
+    for (int i = 0; i < 6; i++) feed(&c, 1 + i % 3, 10, 1, &idx);
+    for (int rows = 1; rows <= 3; rows++)
+        assert_near(draft_cost_predict(&c, rows, 10) / cost_of(rows, 10), 1, 0.2);
+}
+
+/* ---- Rates ---- */
+
+static void test_rate_learns(void) {
+    struct draft_rate r, next;
+    draft_rate_init(&r, NULL);
+    double start = draft_rate_at(&r, 0);
+    assert_true(start > 0.3 && start < 0.8);
+    draft_rate_update(&r, 1, 0);
+    assert_true(draft_rate_at(&r, 0) > 0.7 * start); /* one round swings little */
+    draft_rate_update(&r, 0, 0);                     /* nothing drafted, nothing learned */
+    for (int i = 0; i < 60; i++) draft_rate_update(&r, 3, i % 2 ? 3 : 2);
+    assert_true(draft_rate_at(&r, 0) > 0.9 && draft_rate_at(&r, 1) > 0.85);
+    assert_near(draft_rate_at(&r, 2), 0.55, 0.1);
+    /* A place that was never tried follows the one before it. */
+    assert_near(draft_rate_at(&r, 3), draft_rate_at(&r, 2), 0.05);
+    assert_near(draft_rate_at(&r, KERN_MAX_DRAFT - 1), draft_rate_at(&r, 2), 0.1);
+    draft_rate_init(&next, &r);
+    for (int i = 0; i < 4; i++) assert_near(draft_rate_at(&next, i), draft_rate_at(&r, i), 1e-6);
+    for (int i = 0; i < 35; i++) draft_rate_update(&r, 2, 0);
+    assert_true(draft_rate_at(&r, 0) < 0.3);
+    for (int i = 0; i < 1000; i++) draft_rate_update(&r, KERN_MAX_DRAFT, i % (KERN_MAX_DRAFT + 1));
+    for (int i = 0; i < KERN_MAX_DRAFT; i++)
+        assert_true(draft_rate_at(&r, i) >= 0 && draft_rate_at(&r, i) <= 1);
+    memset(&r, 0, sizeof r);
+    assert_true(draft_rate_at(&r, 0) >= 0 && draft_rate_at(&r, 5) <= 1);
+}
+
+static void test_rate_classes(void) {
+    static const int n_match[] = {2, 3, 4, 7, 8, 32}, class[] = {0, 1, 2, 2, 3, 3};
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(draft_rate_idx(DRAFT_BY_LOOKUP, n_match[i]), DRAFT_BY_LOOKUP + class[i]);
+    assert_int_equal(draft_rate_idx(DRAFT_BY_MODEL, 7), DRAFT_BY_MODEL);
+    assert_int_equal(DRAFT_N_SOURCES, draft_rate_idx(DRAFT_BY_LOOKUP, 32) + 1);
+}
+
+const struct test tests[] = {
+    {"cost_learns", TEST_QUICK, 20000, test_cost_learns},
+    {"cost_context", TEST_QUICK, 20000, test_cost_context},
+    {"cost_monotone", TEST_QUICK, 20000, test_cost_monotone},
+    {"cost_outliers_and_speed", TEST_QUICK, 20000, test_cost_outliers_and_speed},
+    {"cost_cold_start", TEST_QUICK, 20000, test_cost_cold_start},
+    {"rate_learns", TEST_QUICK, 5000, test_rate_learns},
+    {"rate_classes", TEST_QUICK, 5000, test_rate_classes},
+    {0},
+};
