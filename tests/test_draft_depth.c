@@ -519,15 +519,16 @@ static void make_crowd(struct crowd *w, const struct machine *m, int n, uint64_t
             double p = level[rng_u32(seed, 0, RNG_TEST, idx++) % 4];
             for (int j = 0; j < KERN_MAX_DRAFT; j++) w->rate[i][k].prior[j] = (float)p;
         }
-        w->bid[i] =
-            (struct draft_bid){.max_model = rng_u32(seed, 0, RNG_TEST, idx++) % 4 ? MOST_G : 0,
-                               .max_lookup = rng_u32(seed, 0, RNG_TEST, idx++) % 3 ? 0 : MOST_G,
-                               .n_match = 2 + (int)(rng_u32(seed, 0, RNG_TEST, idx++) % 9),
-                               .kv_tokens = 100,
-                               .n_lag = 1 + (int)(rng_u32(seed, 0, RNG_TEST, idx++) % 2),
-                               .rate = w->rate[i],
-                               .probe = &w->probe[i],
-                               .forced = -1};
+        uint32_t dice[4]; /* drawn in order: an initialiser has none */
+        for (int k = 0; k < 4; k++) dice[k] = rng_u32(seed, 0, RNG_TEST, idx++);
+        w->bid[i] = (struct draft_bid){.max_model = dice[0] % 4 ? MOST_G : 0,
+                                       .max_lookup = dice[1] % 3 ? 0 : MOST_G,
+                                       .n_match = 2 + (int)(dice[2] % 9),
+                                       .kv_tokens = 100,
+                                       .n_lag = 1 + (int)(dice[3] % 2),
+                                       .rate = w->rate[i],
+                                       .probe = &w->probe[i],
+                                       .forced = -1};
     }
 }
 
