@@ -105,6 +105,7 @@ static int stream(struct engine *g, struct engine_request *r, struct interrupt *
         strbuf_clear(&sink);
     } while (!p.finish);
     putchar('\n');
+    fflush(stdout);
     if (p.finish == ENGINE_FAILED) rc = err_raise(e, p.error_code, "%s", p.error);
     else print_summary(&p, v->stats);
     verify_text_deinit(&text);

@@ -413,9 +413,11 @@ static void test_serve_metrics(void) {
         "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"fake "
         "\\\"model\\\"\",position=\"0\"} 3\n",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name=\"fake "
-        "\\\"model\\\"\",position=\"15\"} 0\n",
+        "\\\"model\\\"\",position=\"1\"} 0\n",
         "tandem_spec_draft_tokens_per_pos_total{model_name=\"fake \\\"model\\\"\",position=\"1\"} "
         "2\n",
+        "tandem_spec_draft_tokens_per_pos_total{model_name=\"fake \\\"model\\\"\",position=\"15\"} "
+        "0\n",
         "tandem_spec_plain_rounds_total{model_name=\"fake \\\"model\\\"\"} 1\n",
         "tandem_spec_lookup_draft_tokens_total{model_name=\"fake \\\"model\\\"\"} 0\n",
         "tandem_spec_draft_starved_total{model_name=\"fake \\\"model\\\"\"} 0\n",
