@@ -29,8 +29,8 @@ struct sampling_flags {
      "0: off", "0"},                                                                               \
     {OPTION_DOUBLE, "frequency-penalty", NULL, 0, &(s)->params.frequency_penalty, "X", -2, 2,      \
      "0: off", "0"},                                                                               \
-    {OPTION_STRING, "seed", NULL, 's', &(s)->seed, "N", 0, 0, "one seed gives one text",           \
-     "random"},                                                                                    \
+    {OPTION_STRING, "seed", NULL, 's', &(s)->seed, "N", 0, 0,                                      \
+     "one seed gives one text (with a draft: under --coupling gumbel)", "random"},                 \
     {OPTION_STRING, "stop", NULL, 0, &(s)->stop, "TEXT", 0, 0, "end the answer before this text",  \
      NULL},                                                                                        \
     {OPTION_FLAG, "ignore-eos", NULL, 0, &(s)->params.ignore_eos, NULL, 0, 0,                      \
