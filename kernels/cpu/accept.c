@@ -16,7 +16,12 @@
 #include "base/rng.h"
 #include "kernels/cpu/sampler.h"
 
-enum { MAX_ROWS = KERN_MAX_DRAFT + 1 }; /* of a round */
+enum {
+    MAX_ROWS = KERN_MAX_DRAFT + 1, /* of a round */
+    /* Logits whose maxima one thread finds in about the time that waking the team may take: greedy
+     * calls below it stay with the caller. */
+    ALONE_BELOW = 1 << 19,
+};
 
 struct verdict {
     int32_t token; /* of the output, whether drafted or not; -1: none */
@@ -191,10 +196,15 @@ static void logprob_share(void *arg, int idx, int n_threads) {
     }
 }
 
-/* A team is woken for more than one row only. */
-static void run_items(struct accept_job *j, threads_fn *fn) {
+static bool all_greedy(const struct accept_job *j) {
+    for (int i = 0; i < j->n_rounds; i++)
+        if (j->params[j->rounds[i].first_row].temperature > 0) return false;
+    return true;
+}
+
+static void run_items(struct accept_job *j, threads_fn *fn, bool alone) {
     atomic_store_explicit(&j->next, 0, memory_order_relaxed);
-    if (j->n_items == 1) fn(j, 0, 1);
+    if (alone || j->n_items == 1) fn(j, 0, 1);
     else threads_run(j->c->threads, fn, j);
 }
 
@@ -255,9 +265,9 @@ int kern_cpu_accept(struct kern *k, int n_rounds, int vocab, const float *logits
         if (j.n_items < (r->n_draft + 1) * n_rounds) j.n_items = (r->n_draft + 1) * n_rounds;
     }
     if (n_rounds == 0) return 0;
-    run_items(&j, decide_share);
+    run_items(&j, decide_share, (int64_t)j.n_items * vocab < ALONE_BELOW && all_greedy(&j));
     bool wanted = false;
     for (int i = 0; i < n_rounds; i++) wanted |= emit(&j, i);
-    if (wanted) run_items(&j, logprob_share);
+    if (wanted) run_items(&j, logprob_share, false);
     return 0;
 }
