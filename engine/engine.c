@@ -57,6 +57,15 @@ static int open_chat(struct engine *g, const struct engine_options *o,
     return 0;
 }
 
+/* A reduced head is a draft's: as a target it could not emit the tokens that it lacks. */
+static int check_target(const struct model_source *src, struct err *e) {
+    const struct model_config *c = model_source_config(src);
+    if (c->n_head == c->vocab) return 0;
+    return err_raise(e, E_UNSUPPORTED,
+                     "%s has a head of %d of %d tokens: it is a draft, name it with --draft",
+                     model_source_path(src), c->n_head, c->vocab);
+}
+
 static int open_memory(struct engine *g, struct err *e) {
     int rc = g->kern->ops->reserve(g->kern, g->sizes.pool.arena_bytes, &g->arena, e);
     if (rc) return err_prefix(e, rc, "KV pool");
@@ -128,7 +137,9 @@ int engine_open(struct engine **out, const struct engine_options *o,
     size_t device_free = rc ? 0 : free_bytes(g->kern, 0);
     if (!rc) rc = open_tokenizer(g, src, e);
     if (!rc) rc = open_chat(g, o, src, e);
-    if (!rc && draft) rc = model_check_pair(src, g->tokenizer, draft, e);
+    if (!rc) rc = check_target(src, e);
+    if (!rc && draft && (rc = model_check_pair(src, g->tokenizer, draft, e)) != 0)
+        err_prefix(e, rc, "draft %s", o->draft_path);
     if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, draft, g->kern, device_free, e);
     if (!rc) rc = engine__check_plan(&g->sizes, &g->plan, o->context != 0, e);
     if (!rc) g->fingerprint = model_source_fingerprint(src);

@@ -133,6 +133,9 @@ static int fill_turns(struct engine *g, int n_bids) {
             if (most > room) most = room;
             if (most <= 0) continue;
             rows += most;
+            /* A draft page joins its cached block now, before the window gives it back. */
+            if (g->sizes.o.draft_window > 0 && r->use_cache)
+                kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT);
             g->drafter[n] = r;
             g->draft_turn[n++] = (struct proposer_turn){
                 .seq = r->seq,

@@ -272,6 +272,7 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     struct err e = {0};
     if (r->n_logits == 0) {
         r->n_kv += r->n_rows;
+        if (r->use_cache) kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_PROMPT);
         return;
     }
     int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_committed = 0;

@@ -15,6 +15,7 @@ void tiny_engine_options(struct engine_options *o) {
     o->max_seqs = 8;
     o->max_rows = 64;
     o->kv_memory_bytes = (size_t)64 * TINY_BLOCK_BYTES;
+    o->draft_tokens = 0;
 }
 
 struct engine *tiny_engine_open(const struct engine_options *o, const struct tiny_options *t) {

@@ -19,7 +19,7 @@ enum { TINY_SLOW = 0 };
 enum { TINY_BLOCK_BYTES = 3 * 2 * 2 * 64 * 16 * 2 };
 
 /* The tiny model's defaults and the options that most tests start from: 1 thread, 8 sequences, 64
- * rows a step, a pool of 64 blocks. */
+ * rows a step, a pool of 64 blocks, no speculation (tests/test_speculation.c turns it on). */
 void tiny_engine_options(struct engine_options *o);
 
 /* Open over a fresh file of `t` (NULL: defaults), which is gone again when this returns. */

@@ -15,7 +15,7 @@ WIDTH, PYTHON_WIDTH, FILE_LINES, FUNCTION_LINES = 100, 120, 800, 80
 # A folder may include its own headers and the public ones of folders with a smaller number.
 LAYER = {"base": 0, "kernels": 1, "kvpool": 2, "model": 3, "draft": 4, "target": 4, "verify": 4,
          "engine": 5, "serve": 6, "cmd": 7, "bench": 8, "tests": 9}
-PUBLIC = {"base/*", "kernels/kernels.h", "kvpool/kvpool.h", "kvpool/plan.h", "model/model.h",
+PUBLIC = {"base/*", "kernels/kernels.h", "kvpool/kvpool.h", "kvpool/plan.h", "model/model.h", "model/batch.h",
           "model/config.h", "model/source.h", "model/tokenizer.h", "model/chat.h", "model/gguf.h",
           "model/safetensors.h", "draft/draft.h", "target/target.h", "verify/verify.h",
           "engine/engine.h", "serve/client.h", "serve/rpc.h", "serve/serve.h"}

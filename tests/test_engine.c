@@ -284,7 +284,7 @@ static void test_engine_open_refusals(void) {
         int rc;
     } want[] = {{"context", E_RANGE},      {"max_rows", E_RANGE},    {"max_seqs", E_RANGE},
                 {"select_layer", E_RANGE}, {"kv type", E_INVALID},   {"device", E_UNSUPPORTED},
-                {"draft", E_UNSUPPORTED},  {"nowhere", E_NOT_FOUND}, {"prefill_share", E_RANGE},
+                {"draft", E_NOT_FOUND},    {"nowhere", E_NOT_FOUND}, {"prefill_share", E_RANGE},
                 {"--ctx-size", E_FULL},    {"--kv-memory", E_FULL}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         struct engine_options o;
@@ -298,7 +298,7 @@ static void test_engine_open_refusals(void) {
         if (i == 3) o.select_layer = 4;
         if (i == 4) o.kv_type = "f17";
         if (i == 5) o.device = "abacus";
-        if (i == 6) o.draft_path = "x";
+        if (i == 6) o.draft_path = "/nowhere/draft.gguf";
         if (i == 7) o.model_path = "/nowhere/at/all.gguf";
         if (i == 8) o.prefill_share = 1.5;
         if (i == 9) o.kv_memory_bytes = 8 * TINY_BLOCK_BYTES, o.context = 600;
@@ -407,6 +407,7 @@ static void test_engine_second_turn(void) {
     s.params.max_tokens = 100;
     s.params.ignore_eos = true;
     s.salt = 77;
+    s.conversation = 5;
     assert_int_equal(tiny_run(g, &s, ids + 1000, &p), 100);
     assert_int_equal(p.n_cached_prompt, 0);
     tiny_prompt(4, ids + 1100, 50);
@@ -426,6 +427,9 @@ static void test_engine_second_turn(void) {
     tiny_run(g, &s, NULL, &p);
     assert_int_equal(p.n_cached_prompt, 0);
     s.salt = 77;
+    s.conversation = 6; /* somebody else's: the prompt's blocks alone, the border is the answer's */
+    tiny_run(g, &s, NULL, &p);
+    assert_int_equal(p.n_cached_prompt, 1000 / 64 * 64);
     s.no_prefix_cache = true;
     tiny_run(g, &s, NULL, &p);
     assert_int_equal(p.n_cached_prompt, 0);
