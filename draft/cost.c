@@ -1,9 +1,9 @@
 /* What passes cost, learned from passes.
  *
  * Each row count of the grid has a line over the context. Its level is a running mean of the newest
- * two dozen passes: times err upwards (the machine was busy elsewhere), so what is far above the
- * prediction is cut and what lies below counts twice. Its slope comes from sums that remember
- * hundreds of passes, because a context grows slowly, and is drawn to a slope alpha + beta * (rows
+ * two dozen passes, what is far off the prediction cut (the machine was busy elsewhere). Its slope
+ * comes from sums that remember hundreds of passes, because a context grows slowly, and is drawn to
+ * a slope alpha + beta * (rows
  * - 1) shared by all points: attention reads K and V once a sequence (alpha, all of it on a GPU)
  * and multiplies once a row (beta, most of it on a CPU). Slopes are never negative.
  *
@@ -200,8 +200,8 @@ static double to_grid(const struct draft_cost *c, int i, int n_rows, double kv, 
 
 /* Off by `ratio` where a time was expected: does the whole machine run at another speed? */
 static void follow_speed(struct draft_cost *c, double ratio) {
-    double off = ratio > 1 ? ratio - 1 : 1 - 1 / ratio;
-    off = off > 0.4 ? 0.4 : off < -0.4 ? -0.4 : off;
+    /* The very measure that levels follow: where a level rests, its passes pull `speed` nowhere. */
+    double off = (ratio > CUT ? CUT : ratio < 1 / CUT ? 1 / CUT : ratio) - 1;
     c->trend += 0.1 * (off - c->trend);
     if (fabs(c->trend) <= DEAD_BAND) return;
     c->speed *= 1 + 0.3 * c->trend;
@@ -234,7 +234,7 @@ void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, doub
         if (!is_new || ns >= COLD * expect) {
             double most = expect * (is_new ? CUT_NEW : CUT), least = is_new ? 0 : expect / CUT;
             p->n = p->n * LEVEL_KEEP + 1;
-            double weight = (ns < expect ? 2 : 1) / p->n;
+            double weight = 1 / p->n;
             if (!is_new && fabs(c->trend) > DEAD_BAND / 2) weight /= 4; /* `speed` takes it */
             ns = ns > most ? most : ns < least ? least : ns;
             remember(p, kv_tokens, ns, weight < 1 ? weight : 1);
