@@ -17,6 +17,7 @@ struct err;
 struct bench_spec_options {
     int n_tokens, n_repeats; /* most tokens of an answer; runs of each way */
     double temperature;
+    const char *kind; /* only this one; NULL: all */
     bool json;
 };
 int bench_spec(struct engine *g, const struct bench_spec_options *o, struct err *e);

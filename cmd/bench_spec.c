@@ -32,6 +32,7 @@ struct result {
 };
 
 struct kind_result {
+    const struct bench_kind *kind;
     double repetition; /* share of its 4-grams that stood in it before */
     int n_prompt;
     struct result way[MAX_WAYS];
@@ -171,12 +172,11 @@ static void print_head(const struct way *ways, int n_ways) {
     printf("  %-8s %9s %9s %s\n", "best", "auto/best", "tok/round", "same text");
 }
 
-static void print_row(const char *name, const struct kind_result *k, const struct way *ways,
-                      int n_ways) {
+static void print_row(const struct kind_result *k, const struct way *ways, int n_ways) {
     int best = best_fixed(k, ways, n_ways), last = n_ways - 1;
     const struct engine_speculation *s = &k->way[last].s;
     double rounds = (double)(s->n_rounds + s->n_plain_rounds);
-    printf("%-12s %6d %6d %6.0f%% %9.1f", name, k->n_prompt, k->way[0].n_tokens,
+    printf("%-12s %6d %6d %6.0f%% %9.1f", k->kind->name, k->n_prompt, k->way[0].n_tokens,
            100 * k->repetition, k->way[0].median);
     for (int i = 1; i < n_ways; i++) printf(" %6.2fx", k->way[i].median / k->way[0].median);
     printf("  %-8s %9.3f %9.2f %s\n", ways[best].name, k->way[last].median / k->way[best].median,
@@ -198,7 +198,7 @@ static void print_json(const struct engine *g, const struct bench_spec_options *
         strbuf_printf(&b,
                       "%s\n  {\"kind\": \"%s\", \"prompt_tokens\": %d, \"tokens\": %d, "
                       "\"repetition\": %.4f, \"ways\": [",
-                      i ? "," : "", bench_kinds[i].name, k[i].n_prompt, k[i].way[0].n_tokens,
+                      i ? "," : "", k[i].kind->name, k[i].n_prompt, k[i].way[0].n_tokens,
                       k[i].repetition);
         for (int j = 0; j < n_ways; j++) {
             const struct result *r = &k[i].way[j];
@@ -225,10 +225,14 @@ int bench_spec(struct engine *g, const struct bench_spec_options *o, struct err 
     int n_ways = make_ways(g, ways), n_kinds = 0, rc = 0;
     engine_get_stats(g, &before);
     if (!o->json) print_head(ways, n_ways);
-    for (; bench_kinds[n_kinds].name && !rc; n_kinds++) {
-        rc = run_kind(g, o, &bench_kinds[n_kinds], ways, n_ways, &results[n_kinds], e);
-        if (!rc && !o->json) print_row(bench_kinds[n_kinds].name, &results[n_kinds], ways, n_ways);
+    for (int i = 0; bench_kinds[i].name && !rc; i++) {
+        if (o->kind && strcmp(o->kind, bench_kinds[i].name) != 0) continue;
+        struct kind_result *k = &results[n_kinds++];
+        k->kind = &bench_kinds[i];
+        rc = run_kind(g, o, k->kind, ways, n_ways, k, e);
+        if (!rc && !o->json) print_row(k, ways, n_ways);
     }
+    if (!rc && n_kinds == 0) rc = err_raise(e, E_NOT_FOUND, "no kind of prompt called %s", o->kind);
     engine_get_stats(g, &after);
     double seconds = after.step_seconds - before.step_seconds;
     double overhead = (after.overhead_seconds - before.overhead_seconds) / seconds;
