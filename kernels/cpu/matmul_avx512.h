@@ -40,6 +40,13 @@ _Static_assert(sizeof(struct mm_act) == 64, "a record is a cache line");
 /* Constant types fold all of these to a few instructions. */
 #define MM_INLINE static inline __attribute__((always_inline))
 
+/* Loops over rows and groups, 8 turns at most. */
+#ifdef __clang__
+#define MM_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MM_UNROLL _Pragma("GCC unroll 8")
+#endif
+
 /* Bytes of a unit's values, and of a record of scales (one unit; K: 8 units). */
 MM_INLINE int mm_value_bytes(enum kern_dtype t) {
     switch (t) {
@@ -77,7 +84,7 @@ MM_INLINE int mm_record_bytes(enum kern_dtype t) {
 /* Bytes of scales that a unit brings on average. */
 MM_INLINE int mm_unit_scale_bytes(enum kern_dtype t) {
     return t == KERN_Q4_K || t == KERN_Q5_K || t == KERN_Q6_K ? mm_record_bytes(t) / 8
-                                                             : mm_record_bytes(t);
+                                                              : mm_record_bytes(t);
 }
 
 /* Values of one unit as 8 vectors of unsigned bytes; Q8_0 becomes value + 128. */
