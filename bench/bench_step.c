@@ -14,13 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "base/threads.h"
-#include "bench/register_loops.h"
+#include "bench/floors.h"
 #include "tests/runner.h"
 
 enum { MAX_DEPTH = 8192, MAX_REPS = 101 };
@@ -34,72 +33,21 @@ struct bench {
 
 /* ---- Floors -------------------------------------------------------------------------------- */
 
-enum { PAGE_2M = 2 << 20, AHEAD = 4096 };
-
-/* Every thread reads its share once, as four streams that are read ahead: the fastest way found. */
-struct sweep {
-    const uint64_t *data;
-    size_t n; /* words */
-    uint64_t sum[256];
-};
-
-static void sweep_fn(void *arg, int idx, int n_threads) {
-    struct sweep *s = arg;
-    size_t share = s->n / (size_t)n_threads, quarter = share / 4 / 8 * 8;
-    uint64_t sum[8] = {0};
-    for (size_t i = 0; i < quarter; i += 8)
-        for (size_t k = 0; k < 4; k++) {
-            const uint64_t *p = s->data + share * (size_t)idx + quarter * k + i;
-            __builtin_prefetch((const char *)p + AHEAD, 0, 2);
-            for (int y = 0; y < 8; y++) sum[y] ^= p[y];
-        }
-    for (int y = 1; y < 8; y++) sum[0] ^= sum[y];
-    s->sum[idx] = sum[0];
-}
-
 /* Bytes a second of reading that many on huge pages, the best of 20 sweeps: caches count, as they
  * do for a step of as many bytes. */
 static double read_bandwidth(size_t bytes, struct threads *t) {
-    bytes = bytes / PAGE_2M * PAGE_2M + PAGE_2M;
-    struct sweep s = {.n = bytes / 8};
-    uint64_t *data = aligned_alloc(PAGE_2M, bytes + PAGE_2M);
-    ASSERT(data);
-    madvise(data, bytes + PAGE_2M, MADV_HUGEPAGE);
-    memset(data, 1, bytes + PAGE_2M);
-    s.data = data;
-    int64_t best = INT64_MAX;
-    for (int i = 0; i < 20; i++) {
-        int64_t start = clock_ns();
-        threads_run(t, sweep_fn, &s);
-        int64_t ns = clock_ns() - start;
-        best = ns < best ? ns : best;
-    }
-    free(data);
-    return (double)bytes * 1e9 / (double)best;
+    struct sweep s = sweep_open(bytes);
+    double best = INFINITY;
+    for (int i = 0; i < 20; i++) best = fmin(best, sweep_time(&s, t));
+    best = sweep_bytes(&s) / best;
+    sweep_close(&s);
+    return best;
 }
 
-struct loop {
-    double (*run)(void);
-    double got[256];
-};
-
-static void loop_fn(void *arg, int idx, int n_threads) {
-    struct loop *l = arg;
-    (void)n_threads;
-    l->got[idx] = l->run();
-}
-
-/* Products a second of a register-only loop on all threads, the best of 9. */
+/* The best of 9. */
 static double rate(double (*run)(void), struct threads *t) {
-    struct loop l = {.run = run};
     double best = 0;
-    for (int i = 0; i < 9; i++) {
-        int64_t start = clock_ns();
-        threads_run(t, loop_fn, &l);
-        double s = (double)(clock_ns() - start) / 1e9, n = 0;
-        for (int k = 0; k < threads_n(t); k++) n += l.got[k];
-        best = fmax(best, n / s);
-    }
+    for (int i = 0; i < 9; i++) best = fmax(best, floor_rate(run, t));
     return best;
 }
 
