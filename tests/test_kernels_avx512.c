@@ -99,7 +99,9 @@ enum { OFFSET = 3, SENTINEL = 0x7fc12345 };
 
 static float *product(const struct cpu_matmul_isa *isa, bool amx, enum cpu_class cls,
                       const struct matrix *m, const float *x, int n, int n_threads) {
-    struct cpu_ctx c = {.amx = amx, .f32_weights = m->w.dtype == KERN_F32};
+    struct cpu_ctx c = {.amx = amx,
+                        .f32_weights = m->w.dtype == KERN_F32,
+                        .float_weights = cpu_format_is_float(m->w.dtype)};
     int stride = m->w.rows + 7;
     size_t act_bytes = isa->act_bytes(&c, cls, n, m->w.cols);
     uint8_t *act = zeroed(act_bytes);

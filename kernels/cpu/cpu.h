@@ -131,9 +131,11 @@ struct cpu_ctx {
     struct threads *threads;
     enum kern_precision precision;
     const struct cpu_isa *isa;
-    bool amx;         /* prompt products and prompt attention may use AMX bf16 */
-    bool f32_weights; /* an F32 matrix was packed: AMX's prompt rows keep an f32 copy beside their
-                         tiles */
+    bool amx;           /* prompt products and prompt attention may use AMX bf16 */
+    bool f32_weights;   /* an F32 matrix was packed: AMX's prompt rows keep an f32 copy beside their
+                           tiles */
+    bool float_weights; /* an F32, F16 or BF16 matrix was packed: generated rows keep an f32 copy
+                           beside their bytes */
     size_t matmul_scratch_bytes; /* a thread */
     void *matmul_scratch[CPU_MAX_THREADS];
 };

@@ -221,18 +221,22 @@ static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
     __m512i m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
     uint32_t bits = (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1));
     float amax = half_bits_to_f32(bits);
-    memset(a, 0, sizeof *a);
     if (bits >= 0x7f800000u || amax < 0x1p-100f) {
+        memset(a, 0, sizeof *a);
         a->da = a->sa = bits >= 0x7f800000u ? half_bits_to_f32(0x7fc00000u) : 0.f;
         return;
     }
     __m512 id = _mm512_set1_ps(127.f / amax);
     /* The conversion rounds half to even, as the law asks. */
-    __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, id));
-    __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, id));
-    int32_t half0 = _mm512_reduce_add_epi32(q0), half1 = _mm512_reduce_add_epi32(q1);
-    _mm_store_si128((__m128i *)(void *)a->q, _mm512_cvtepi32_epi8(q0));
-    _mm_store_si128((__m128i *)(void *)(a->q + 16), _mm512_cvtepi32_epi8(q1));
+    __m128i q0 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x0, id)));
+    __m128i q1 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x1, id)));
+    __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(q0), q1, 1);
+    _mm256_store_si256((__m256i *)(void *)a->q, q);
+    /* Sums of four, then within each half. */
+    __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+    s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0x4e));
+    s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
+    int32_t half0 = _mm256_cvtsi256_si32(s), half1 = _mm256_extract_epi32(s, 4);
     int32_t sum = half0 + half1;
     a->da = amax / 127.f;
     a->sa = a->da * (float)sum;
@@ -241,6 +245,7 @@ static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
     a->minus128 = -128 * sum;
     a->minus32[0] = -32 * half0;
     a->minus32[1] = -32 * half1;
+    a->unused = 0;
 }
 
 static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
@@ -259,6 +264,7 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
         __m512 x0 = _mm512_maskz_loadu_ps((__mmask16)mask, x + u * MM_UNIT);
         __m512 x1 = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + u * MM_UNIT + 16);
         pack_record(x0, x1, a);
+        if (!c->float_weights) continue;
         _mm512_store_ps(copy + u * MM_UNIT, x0);
         _mm512_store_ps(copy + u * MM_UNIT + 16, x1);
     }

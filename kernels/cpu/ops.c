@@ -76,6 +76,7 @@ static int op_weight_pack(struct kern *k, struct kern_weight *out, void *dst, en
     struct weight_job j = {c->isa->matmul, out, dst, src};
     threads_run(c->threads, weight_share, &j);
     c->f32_weights |= t == KERN_F32;
+    c->float_weights |= kern_dtype_block(t) == 1;
     return 0;
 }
 

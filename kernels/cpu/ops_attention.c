@@ -18,41 +18,51 @@ struct rope_job {
     const struct kern_kv *kv;
 };
 
-static void rope_row(const struct rope_job *j, int row, const float *cos, const float *sin) {
+/* Heads first, first + step, .. of one row: the KV heads come first, then the query heads. */
+static void rope_row(const struct rope_job *j, int row, int first, int step, const float *cos,
+                     const float *sin) {
     const struct cpu_rowwise_isa *rw = j->c->isa->rowwise;
     const struct kern_rope *p = j->rope;
     const struct kern_kv *kv = j->kv;
-    int hd = kv->head_dim, n_kv = kv->n_kv_heads;
-    float *q = j->qkv + (size_t)row * (size_t)(j->n_heads + 2 * n_kv) * (size_t)hd;
-    float *k = q + (size_t)j->n_heads * (size_t)hd, *v = k + (size_t)n_kv * (size_t)hd;
-    for (int h = 0; h < j->n_heads; h++)
-        rw->rope_head(q + (size_t)h * (size_t)hd, hd,
-                      p->q_bias ? p->q_bias + (size_t)h * (size_t)hd : NULL, p->q_norm, p->norm_eps,
-                      cos, sin, p->dim, p->interleaved);
+    int n_kv = kv->n_kv_heads;
+    size_t hd = (size_t)kv->head_dim;
+    float *q = j->qkv + (size_t)row * (size_t)(j->n_heads + 2 * n_kv) * hd;
+    float *k = q + (size_t)j->n_heads * hd, *v = k + (size_t)n_kv * hd;
     uint8_t *page = (uint8_t *)kv->base + (size_t)j->b->slot_page[row] * kv->page_stride;
-    for (int h = 0; h < n_kv; h++) {
-        float *kh = k + (size_t)h * (size_t)hd, *vh = v + (size_t)h * (size_t)hd;
-        rw->rope_head(kh, hd, p->k_bias ? p->k_bias + (size_t)h * (size_t)hd : NULL, p->k_norm,
+    for (int i = first; i < n_kv + j->n_heads; i += step) {
+        if (i >= n_kv) {
+            size_t at = (size_t)(i - n_kv) * hd;
+            rw->rope_head(q + at, kv->head_dim, p->q_bias ? p->q_bias + at : NULL, p->q_norm,
+                          p->norm_eps, cos, sin, p->dim, p->interleaved);
+            continue;
+        }
+        size_t at = (size_t)i * hd;
+        rw->rope_head(k + at, kv->head_dim, p->k_bias ? p->k_bias + at : NULL, p->k_norm,
                       p->norm_eps, cos, sin, p->dim, p->interleaved);
         if (p->v_bias)
-            for (int d = 0; d < hd; d++) vh[d] += p->v_bias[(size_t)h * (size_t)hd + (size_t)d];
-        j->c->isa->attn->kv_write(kv, page, h, j->b->position[row] % KERN_BLOCK, kh, vh);
+            for (size_t d = 0; d < hd; d++) v[at + d] += p->v_bias[at + d];
+        j->c->isa->attn->kv_write(kv, page, i, j->b->position[row] % KERN_BLOCK, k + at, v + at);
     }
 }
 
+/* Neighbouring rows write the same cache lines of K, a line for each of a head's dimensions. Many
+ * rows are cut into whole runs of lines; few are cut by heads, always the same to the same thread,
+ * so that the lines stay with one core from row to row and from pass to pass. */
 static void rope_share(void *arg, int idx, int n_threads) {
     const struct rope_job *j = arg;
     float cos[KERN_MAX_HEAD_DIM / 2], sin[KERN_MAX_HEAD_DIM / 2];
-    /* Neighbouring rows write the same cache lines of K: give a thread whole runs of them. */
-    int begin, end, grain = j->n_rows >= 64 ? 32 : 1;
-    threads_split(j->n_rows, grain, idx, n_threads, &begin, &end);
+    bool by_head = j->n_rows < 64;
+    int begin = 0, end = j->n_rows;
+    if (!by_head) threads_split(j->n_rows, 32, idx, n_threads, &begin, &end);
+    else if (idx >= j->n_heads + j->kv->n_kv_heads) return;
     for (int row = begin; row < end; row++) {
         if (j->b->row_seq[row] < 0) continue;
         bool turn = j->rope->inv_freq != NULL;
         if (turn)
             j->c->isa->rowwise->rope_angles(j->rope->inv_freq, j->rope->dim / 2,
                                             j->b->position[row], j->rope->scale, cos, sin);
-        rope_row(j, row, turn ? cos : NULL, turn ? sin : NULL);
+        rope_row(j, row, by_head ? idx : 0, by_head ? n_threads : 1, turn ? cos : NULL,
+                 turn ? sin : NULL);
     }
 }
 
