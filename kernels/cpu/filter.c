@@ -15,6 +15,7 @@
 #include "kernels/cpu/sampler.h"
 
 enum {
+    BLOCK = 32,      /* columns that are looked at together */
     SORT_BELOW = 48, /* candidates that are sorted instead */
     MAX_BANNED = (int)(sizeof((struct kern_sample *)0)->banned / sizeof(int32_t)),
     MAX_COUNT = UINT16_MAX, /* of a token: kern_history saturates there */
@@ -128,34 +129,77 @@ static const float *adjust(struct cpu_sampler *s, const float *logits, const str
 
 /* ---- Candidates ---------------------------------------------------------------------------- */
 
+/* Of BLOCK columns or the row's last ones; in lanes, so that it compiles to vectors. */
 static float block_max(const float *x, int n) {
-    float top = -INFINITY;
+    enum { LANES = 8 };
+    float lane[LANES], top = -INFINITY;
+    if (n == BLOCK) {
+        for (int j = 0; j < LANES; j++) lane[j] = x[j];
+        for (int i = LANES; i < BLOCK; i += LANES)
+            for (int j = 0; j < LANES; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+        x = lane;
+        n = LANES;
+    }
     for (int i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
     return top;
+}
+
+static int block_end(const struct cpu_sampler *s, int begin) {
+    return begin + BLOCK < s->vocab ? begin + BLOCK : s->vocab;
+}
+
+/* A block's columns whose logit is at least `cut` join the n candidates so far. Without a branch:
+ * which ones pass is chance. n never passes i. */
+static int collect_block(struct cpu_sampler *s, const float *x, float cut, int begin, int n) {
+    for (int i = begin; i < block_end(s, begin); i++) {
+        s->col[n] = i;
+        s->kept[n] = x[i];
+        n += x[i] >= cut;
+    }
+    return n;
 }
 
 /* Every column whose logit is at least `cut`. */
 static void collect(struct cpu_sampler *s, const float *x, float cut) {
     int n = 0;
-    for (int begin = 0; begin < s->vocab; begin += 32) {
-        int end = begin + 32 < s->vocab ? begin + 32 : s->vocab;
-        if (!(block_max(x + begin, end - begin) >= cut)) continue;
-        /* Without a branch: which ones pass is chance. n never passes i. */
-        for (int i = begin; i < end; i++) {
-            s->col[n] = i;
-            s->kept[n] = x[i];
-            n += x[i] >= cut;
-        }
-    }
+    for (int begin = 0; begin < s->vocab; begin += BLOCK)
+        if (block_max(x + begin, block_end(s, begin) - begin) >= cut)
+            n = collect_block(s, x, cut, begin, n);
     s->n = n;
 }
 
-/* At least k candidates with everything above the lowest of them. */
-static void collect_count(struct cpu_sampler *s, const float *x, int k) {
-    for (float depth = 4;; depth *= 2) {
-        collect(s, x, depth < 200 ? s->max - depth : -INFINITY);
-        if (s->n >= k || depth >= 200) return;
+/* Into the heap whose least value is first, in the place of that one; n values. */
+static void replace_least(float *heap, int n, float v) {
+    int at = 0;
+    for (int child = 1; child < n; child = 2 * at + 1) {
+        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= v) break;
+        heap[at] = heap[child];
+        at = child;
     }
+    heap[at] = v;
+}
+
+/* At least k candidates with everything above the lowest of them: the k-th largest of the blocks'
+ * maxima is a cut that k columns reach, and few more than those above it in k blocks do. */
+static void collect_count(struct cpu_sampler *s, const float *x, int k) {
+    int n_blocks = (s->vocab + BLOCK - 1) / BLOCK, n = 0;
+    float *top = s->w, *heap = s->kept; /* neither holds anything yet */
+    if (k > n_blocks) {
+        for (float depth = 4;; depth *= 2) {
+            collect(s, x, depth < 200 ? s->max - depth : -INFINITY);
+            if (s->n >= k || depth >= 200) return;
+        }
+    }
+    for (int i = 0; i < k; i++) heap[i] = -INFINITY;
+    for (int i = 0; i < n_blocks; i++) {
+        top[i] = block_max(x + i * BLOCK, block_end(s, i * BLOCK) - i * BLOCK);
+        if (top[i] > heap[0]) replace_least(heap, k, top[i]);
+    }
+    float cut = heap[0];
+    for (int i = 0; i < n_blocks; i++)
+        if (top[i] >= cut) n = collect_block(s, x, cut, i * BLOCK, n);
+    s->n = n;
 }
 
 static double weigh(const struct cpu_sampler *s, const float *x, int n, float *w) {
