@@ -305,9 +305,9 @@ static struct expected expect(enum kern_dtype t, const uint8_t *row, int cols, c
                 e.int8_bound += fabs((double)w[b * 32 + k]) * (double)da / 2;
             }
             if (t == KERN_Q6_K) {
-                acc = fmaf((float)dot[0], lb.dw[0] * da, acc);
-                acc = fmaf((float)dot[1], lb.dw[1] * da, acc);
-            } else acc = fmaf((float)(dot[0] + dot[1]), lb.dw[0] * da, acc);
+                acc = fmaf((float)dot[0] * lb.dw[0], da, acc);
+                acc = fmaf((float)dot[1] * lb.dw[1], da, acc);
+            } else acc = fmaf((float)(dot[0] + dot[1]) * lb.dw[0], da, acc);
             if (lb.mw != 0) acc = fmaf(lb.mw, da * (float)(half[0] + half[1]), acc);
         }
         e.law = acc;

@@ -15,7 +15,7 @@
  *   dot  = sum (w - offset) * q in int32, exact; w unsigned as stored, the offset folded in the
  *          integers (dot = sum w q - offset * sum): 8 for Q4_0, 16 for Q5_0, 32 for Q6_K, else 0
  *          (Q8_0 is signed)
- *   acc  = fma((float)dot, dw * da, acc)
+ *   acc  = fma((float)dot * dw, da, acc)
  *   acc  = fma(mw, sa, acc)                         (types with a minimum only)
  * with dw = d, mw = m (Q*_0, Q*_1); dw = d * sc, mw = -(dmin * mn) (Q4_K, Q5_K: both exact in f32).
  * Q6_K has a scale for every 16 weights: dot and the first fma once for each half, dw = d * sc[h],

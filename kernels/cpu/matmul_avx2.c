@@ -195,8 +195,8 @@ INLINE void add_scaled(const int R, const int shift, __m256 *acc, const __m256i 
         __m256i d = dot[r];
         if (shift)
             d = _mm256_sub_epi32(d, _mm256_slli_epi32(broadcast4(sum + (size_t)r * stride), shift));
-        __m256 scale = _mm256_mul_ps(dw, broadcast_f32(da + (size_t)r * stride));
-        acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), scale, acc[r]);
+        __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(d), dw);
+        acc[r] = _mm256_fmadd_ps(scaled, broadcast_f32(da + (size_t)r * stride), acc[r]);
     }
 }
 

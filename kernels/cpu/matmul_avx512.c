@@ -5,7 +5,7 @@
  *
  * One row is bound by memory: a panel is read as two streams, prefetched ahead. Several rows share
  * the unpacked weights, up to 8 in registers: a row costs 8 VPDPBUSD, which take their activations
- * from memory (broadcast), and 3 or 4 float operations for 512 products. */
+ * from memory (broadcast), and 2 or 3 float operations for 512 products. */
 
 #if defined(__x86_64__)
 #include "kernels/cpu/matmul_avx512.h"
@@ -40,7 +40,7 @@ MM_INLINE __m512i offset_start(enum kern_dtype t, const struct mm_act *a, int ha
     case KERN_Q6_K:
         return _mm512_set1_epi32(a->minus32[half]);
     default:
-        return _mm512_setzero_si512();
+        return _mm512_set1_epi32(MM_MAGIC);
     }
 }
 
@@ -78,12 +78,13 @@ MM_INLINE void dot_rows(enum kern_dtype t, int rows, int half, const __m512i *w,
     MM_UNROLL for (int r = 0; r < rows; r++) dot[r] = _mm512_add_epi32(dot[r], odd[r]);
 }
 
-/* acc[r] += dot[r] * dw * da. */
+/* acc[r] += dot[r] * dw * da, of dots that began at MM_MAGIC. */
 MM_INLINE void add_scaled(int rows, const struct mm_act *act, const __m512i *dot, __m512 dw,
                           __m512 *acc) {
+    const __m512 back = _mm512_mul_ps(dw, _mm512_set1_ps(-MM_MAGIC_VALUE));
     MM_UNROLL for (int r = 0; r < rows; r++) {
-        __m512 scale = _mm512_mul_ps(dw, _mm512_set1_ps(act[r].da));
-        acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), scale, acc[r]);
+        __m512 scaled = _mm512_fmadd_ps(_mm512_castsi512_ps(dot[r]), dw, back);
+        acc[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(act[r].da), acc[r]);
     }
 }
 
@@ -213,6 +214,15 @@ static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int 
     return records_bytes(n, cols) + (size_t)n * (size_t)mm_units(cols) * MM_UNIT * sizeof(float);
 }
 
+static inline void set_starts(struct mm_act *a, int32_t half0, int32_t half1) {
+    int32_t sum = half0 + half1;
+    a->minus8 = MM_MAGIC - 8 * sum;
+    a->minus16 = MM_MAGIC - 16 * sum;
+    a->minus128 = MM_MAGIC - 128 * sum;
+    a->minus32[0] = MM_MAGIC - 32 * half0;
+    a->minus32[1] = MM_MAGIC - 32 * half1;
+}
+
 /* The law's quantisation of 32 activations. */
 static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -223,6 +233,7 @@ static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
     float amax = half_bits_to_f32(bits);
     if (bits >= 0x7f800000u || amax < 0x1p-100f) {
         memset(a, 0, sizeof *a);
+        set_starts(a, 0, 0);
         a->da = a->sa = bits >= 0x7f800000u ? half_bits_to_f32(0x7fc00000u) : 0.f;
         return;
     }
@@ -240,11 +251,7 @@ static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
     int32_t sum = half0 + half1;
     a->da = amax / 127.f;
     a->sa = a->da * (float)sum;
-    a->minus8 = -8 * sum;
-    a->minus16 = -16 * sum;
-    a->minus128 = -128 * sum;
-    a->minus32[0] = -32 * half0;
-    a->minus32[1] = -32 * half1;
+    set_starts(a, half0, half1);
     a->unused = 0;
 }
 

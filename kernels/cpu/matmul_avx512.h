@@ -24,15 +24,21 @@ static inline int mm_panels(int rows) {
     return (rows + MM_PANEL - 1) / MM_PANEL;
 }
 
+/* Sums of integers begin at the bits of 1.5 * 2^23, the f32 whose unit is 1: as an f32, a sum that
+ * has reached `dot` is 1.5 * 2^23 + dot without any conversion (|dot| < 2^22; the largest is 32 *
+ * 128 * 127). One fma then gives (float)dot * dw, rounded once: dw has at most 19 bits (an f16, or
+ * an f16 times 8 bits), so 1.5 * 2^23 * dw, which it takes off, is exact. */
+enum { MM_MAGIC = 0x4b400000 };
+#define MM_MAGIC_VALUE 12582912.f
+
 /* What a product needs of 32 activations of one row: one cache line. Names as in formats.h's law.
  */
 struct mm_act {
     int8_t q[MM_UNIT];
     float da, sa;
-    int32_t minus8; /* -8 * sum, and so on: takes the offset of the stored weights back */
-    int32_t minus16;
-    int32_t minus128;
-    int32_t minus32[2]; /* -32 * half */
+    /* Where a dot begins: MM_MAGIC - 8 * sum, and so on, takes the offset of the stored weights
+     * back. */
+    int32_t minus8, minus16, minus128, minus32[2]; /* [2]: of the halves */
     int32_t unused;
 };
 _Static_assert(sizeof(struct mm_act) == 64, "a record is a cache line");

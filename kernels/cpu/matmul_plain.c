@@ -59,9 +59,9 @@ static void block_times_row(const struct cpu_format *f, const struct cpu_block *
         for (int k = 16; k < 32; k++) dot[1] += w->value[lane][k] * q[k];
         float a = acc[lane];
         if (by_half) {
-            a = law_fma((float)dot[0], w->dw[0][lane] * da, a);
-            a = law_fma((float)dot[1], w->dw[1][lane] * da, a);
-        } else a = law_fma((float)(dot[0] + dot[1]), w->dw[0][lane] * da, a);
+            a = law_fma((float)dot[0] * w->dw[0][lane], da, a);
+            a = law_fma((float)dot[1] * w->dw[1][lane], da, a);
+        } else a = law_fma((float)(dot[0] + dot[1]) * w->dw[0][lane], da, a);
         if (f->min) a = law_fma(w->mw[lane], sa, a);
         acc[lane] = a;
     }
