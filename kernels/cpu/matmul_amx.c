@@ -94,7 +94,7 @@ MM_INLINE void quant_tile(enum kern_dtype t, const uint8_t *values, const uint8_
                                           : 0;
     __m512i w[8];
     __m512 dw[2], min[2];
-    mm_load_values(t, values, w);
+    MM_UNROLL for (int g = 0; g < 8; g++) w[g] = mm_load_group(t, values, g);
     mm_load_scales(t, scales, u, dw, &min[0]);
     min[1] = min[0];
     if (offset != 0)

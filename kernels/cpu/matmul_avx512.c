@@ -4,7 +4,7 @@
  * 8-bit activations. The law of formats.h, so the bits are those of the plain and AVX2 tables.
  *
  * One row is bound by memory: a panel is read as two streams, prefetched ahead. Several rows share
- * the unpacked weights, up to 8 in registers: a row costs 8 VPDPBUSD, which take their activations
+ * the unpacked weights, up to 12 in registers: a row costs 8 VPDPBUSD, which take their activations
  * from memory (broadcast), and 2 or 3 float operations for 512 products. */
 
 #if defined(__x86_64__)
@@ -60,7 +60,7 @@ MM_INLINE __m512i dpbusd(__m512i sum, __m512i w, const int8_t *q) {
  * a chain in which every step waits five cycles, and a scheduler filled with one row's waiting
  * steps has no place for the next row's (row by row took 3.2 ns a row and unit where this takes
  * 2.2). Few rows make two chains each. */
-MM_INLINE void dot_rows(enum kern_dtype t, int rows, int half, const __m512i *w,
+MM_INLINE void dot_rows(enum kern_dtype t, int rows, int half, const uint8_t *values,
                         const struct mm_act *act, int begin, int end, __m512i *dot) {
     const bool two = rows <= TWO_CHAINS;
     __m512i odd[MM_GROUP];
@@ -69,9 +69,10 @@ MM_INLINE void dot_rows(enum kern_dtype t, int rows, int half, const __m512i *w,
         odd[r] = _mm512_setzero_si512();
     }
     MM_UNROLL for (int g = begin; g < end; g++) {
+        __m512i w = mm_load_group(t, values, g);
         MM_UNROLL for (int r = 0; r < rows; r++) {
             __m512i *sum = two && g % 2 ? &odd[r] : &dot[r];
-            *sum = dpbusd(*sum, w[g], act[r].q + 4 * g);
+            *sum = dpbusd(*sum, w, act[r].q + 4 * g);
         }
     }
     if (!two) return;
@@ -106,18 +107,16 @@ MM_INLINE void quant_panel(enum kern_dtype t, int rows, const struct panel_job *
             ahead_values += j->values_gap;
             ahead_scales += j->scales_gap;
         }
-        __m512i w[8];
         __m512 dw[2], mw;
-        mm_load_values(t, values, w);
         mm_load_scales(t, j->scales, u, dw, &mw);
         __m512i dot[MM_GROUP];
         if (t == KERN_Q6_K) {
             for (int h = 0; h < 2; h++) {
-                dot_rows(t, rows, h, w, act, 4 * h, 4 * h + 4, dot);
+                dot_rows(t, rows, h, values, act, 4 * h, 4 * h + 4, dot);
                 add_scaled(rows, act, dot, dw[h], acc);
             }
         } else {
-            dot_rows(t, rows, 0, w, act, 0, 8, dot);
+            dot_rows(t, rows, 0, values, act, 0, 8, dot);
             add_scaled(rows, act, dot, dw[0], acc);
         }
         if (has_min) {
@@ -140,7 +139,16 @@ typedef void panel_fn(const struct panel_job *j);
 #define PANELS(type)                                                                               \
     PANEL(type, 1)                                                                                 \
     PANEL(type, 2)                                                                                 \
-    PANEL(type, 3) PANEL(type, 4) PANEL(type, 5) PANEL(type, 6) PANEL(type, 7) PANEL(type, 8)
+    PANEL(type, 3)                                                                                 \
+    PANEL(type, 4)                                                                                 \
+    PANEL(type, 5)                                                                                 \
+    PANEL(type, 6)                                                                                 \
+    PANEL(type, 7)                                                                                 \
+    PANEL(type, 8)                                                                                 \
+    PANEL(type, 9)                                                                                 \
+    PANEL(type, 10)                                                                                \
+    PANEL(type, 11)                                                                                \
+    PANEL(type, 12)
 PANELS(Q8_0)
 PANELS(Q4_0)
 PANELS(Q4_1)
@@ -159,7 +167,11 @@ PANELS(Q6_K)
                      panel_##type##_5,                                                             \
                      panel_##type##_6,                                                             \
                      panel_##type##_7,                                                             \
-                     panel_##type##_8}
+                     panel_##type##_8,                                                             \
+                     panel_##type##_9,                                                             \
+                     panel_##type##_10,                                                            \
+                     panel_##type##_11,                                                            \
+                     panel_##type##_12}
 static panel_fn *const panel_fns[KERN_N_DTYPES][MM_GROUP + 1] = {
     PANEL_ROW(Q8_0), PANEL_ROW(Q4_0), PANEL_ROW(Q4_1), PANEL_ROW(Q5_0),
     PANEL_ROW(Q5_1), PANEL_ROW(Q4_K), PANEL_ROW(Q5_K), PANEL_ROW(Q6_K),
@@ -190,8 +202,8 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
         j.ahead_scales =
             j.scales + (size_t)ahead_panels * panel_bytes + (size_t)ahead * scale_bytes;
         j.ahead_left = units - ahead;
-        for (int r = 0; r < n; r += MM_GROUP) {
-            int rows = n - r < MM_GROUP ? n - r : MM_GROUP;
+        for (int g = 0; g < mm_groups(n); g++) {
+            int r = mm_group_begin(n, g), rows = mm_group_begin(n, g + 1) - r;
             j.act = act + (size_t)r * (size_t)j.units;
             j.out = out + (size_t)r * out_stride + (size_t)p * MM_PANEL;
             panel_fns[w->dtype][rows](&j);
@@ -261,8 +273,9 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
         cpu_mm_amx_act_row(act, r, n, cols, x, c->f32_weights);
         return;
     }
-    int units = mm_units(cols), group = r / MM_GROUP * MM_GROUP;
-    int step = n - group < MM_GROUP ? n - group : MM_GROUP;
+    /* The group that holds r: begins are rounded down, so this is the last that begins by r. */
+    int units = mm_units(cols), g = ((r + 1) * mm_groups(n) - 1) / n;
+    int group = mm_group_begin(n, g), step = mm_group_begin(n, g + 1) - group;
     struct mm_act *a = (struct mm_act *)act + (size_t)group * (size_t)units + (r - group);
     float *copy = records_f32(act, n, cols) + (size_t)r * (size_t)units * MM_UNIT;
     for (int u = 0; u < units; u++, a += step) {

@@ -5,20 +5,27 @@
  * panels of 16 outputs: a 64-byte vector holds 4 columns of all 16, one 32-bit lane an output, as
  * VPDPBUSD wants them. A unit is 32 columns.
  *
- * Activations of generated rows (and of prompt rows where AMX is missing): rows in groups of 8, the
- * last one narrower, in a group one 64-byte record a unit and row: [units][rows of the group]. A
- * kernel then reads all rows of a group at constant distances from one pointer. Behind all records,
- * f32 [n][units * 32] for weights that are not quantised. */
+ * Activations of generated rows (and of prompt rows where AMX is missing): rows in as few groups of
+ * at most MM_GROUP as they need, as even as can be; in a group one 64-byte record a unit and row:
+ * [units][rows of the group]. A kernel then reads all rows of a group at constant distances from
+ * one pointer. Behind all records, f32 [n][units * 32] for weights that are not quantised. */
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #include "kernels/cpu/formats.h"
 
-enum { MM_PANEL = 16, MM_UNIT = 32, MM_GROUP = 8 };
+enum { MM_PANEL = 16, MM_UNIT = 32, MM_GROUP = 12, MM_FLOAT_GROUP = 8 };
 
 static inline int mm_units(int cols) {
     return (cols + MM_UNIT - 1) / MM_UNIT;
+}
+/* Row groups of n rows; where group i begins (i may be the number of groups). */
+static inline int mm_groups(int n) {
+    return (n + MM_GROUP - 1) / MM_GROUP;
+}
+static inline int mm_group_begin(int n, int i) {
+    return n * i / mm_groups(n);
 }
 static inline int mm_panels(int rows) {
     return (rows + MM_PANEL - 1) / MM_PANEL;
@@ -46,11 +53,11 @@ _Static_assert(sizeof(struct mm_act) == 64, "a record is a cache line");
 /* Constant types fold all of these to a few instructions. */
 #define MM_INLINE static inline __attribute__((always_inline))
 
-/* Loops over rows and groups, 8 turns at most. */
+/* Loops over rows and groups, 12 turns at most. */
 #ifdef __clang__
 #define MM_UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define MM_UNROLL _Pragma("GCC unroll 8")
+#define MM_UNROLL _Pragma("GCC unroll 12")
 #endif
 
 /* Bytes of a unit's values, and of a record of scales (one unit; K: 8 units). */
@@ -93,41 +100,36 @@ MM_INLINE int mm_unit_scale_bytes(enum kern_dtype t) {
                                                               : mm_record_bytes(t);
 }
 
-/* Values of one unit as 8 vectors of unsigned bytes; Q8_0 becomes value + 128. */
-MM_INLINE void mm_load_values(enum kern_dtype t, const uint8_t *p, __m512i w[8]) {
-    const __m512i low = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(-128);
-    if (t == KERN_Q8_0) {
-        for (int g = 0; g < 8; g++) w[g] = _mm512_xor_si512(sign, _mm512_load_si512(p + 64 * g));
-        return;
-    }
-    for (int g = 0; g < 4; g++) {
-        __m512i v = _mm512_load_si512(p + 64 * g);
-        w[g] = _mm512_and_si512(v, low);
-        w[g + 4] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-    }
+/* Columns 4 g .. 4 g + 3 of a unit's values (g < 8) as unsigned bytes; Q8_0 becomes value + 128. */
+MM_INLINE __m512i mm_load_group(enum kern_dtype t, const uint8_t *p, int g) {
+    const __m512i low = _mm512_set1_epi8(15);
+    if (t == KERN_Q8_0)
+        return _mm512_xor_si512(_mm512_set1_epi8(-128), _mm512_load_si512(p + 64 * g));
+    __m512i v = _mm512_load_si512(p + 64 * (g % 4));
+    if (g >= 4) v = _mm512_srli_epi16(v, 4);
+    v = _mm512_and_si512(v, low);
     /* Function 0xf8 is a | (b & c). */
     if (t == KERN_Q5_0 || t == KERN_Q5_1 || t == KERN_Q5_K) {
-        const __m512i bit = _mm512_set1_epi8(16);
-        __m512i h = _mm512_load_si512(p + 256);
-        w[0] = _mm512_ternarylogic_epi32(w[0], _mm512_slli_epi16(h, 4), bit, 0xf8);
-        w[1] = _mm512_ternarylogic_epi32(w[1], _mm512_slli_epi16(h, 3), bit, 0xf8);
-        w[2] = _mm512_ternarylogic_epi32(w[2], _mm512_slli_epi16(h, 2), bit, 0xf8);
-        w[3] = _mm512_ternarylogic_epi32(w[3], _mm512_slli_epi16(h, 1), bit, 0xf8);
-        w[4] = _mm512_ternarylogic_epi32(w[4], h, bit, 0xf8);
-        w[5] = _mm512_ternarylogic_epi32(w[5], _mm512_srli_epi16(h, 1), bit, 0xf8);
-        w[6] = _mm512_ternarylogic_epi32(w[6], _mm512_srli_epi16(h, 2), bit, 0xf8);
-        w[7] = _mm512_ternarylogic_epi32(w[7], _mm512_srli_epi16(h, 3), bit, 0xf8);
+        __m512i h = _mm512_load_si512(p + 256); /* bit g to bit 4 */
+        h = g == 0   ? _mm512_slli_epi16(h, 4)
+            : g == 1 ? _mm512_slli_epi16(h, 3)
+            : g == 2 ? _mm512_slli_epi16(h, 2)
+            : g == 3 ? _mm512_slli_epi16(h, 1)
+            : g == 4 ? h
+            : g == 5 ? _mm512_srli_epi16(h, 1)
+            : g == 6 ? _mm512_srli_epi16(h, 2)
+                     : _mm512_srli_epi16(h, 3);
+        v = _mm512_ternarylogic_epi32(v, h, _mm512_set1_epi8(16), 0xf8);
     }
     if (t == KERN_Q6_K) {
-        const __m512i bits = _mm512_set1_epi8(48);
-        for (int i = 0; i < 2; i++) {
-            __m512i h = _mm512_load_si512(p + 256 + 64 * i), *v = w + 4 * i;
-            v[0] = _mm512_ternarylogic_epi32(v[0], _mm512_slli_epi16(h, 4), bits, 0xf8);
-            v[1] = _mm512_ternarylogic_epi32(v[1], _mm512_slli_epi16(h, 2), bits, 0xf8);
-            v[2] = _mm512_ternarylogic_epi32(v[2], h, bits, 0xf8);
-            v[3] = _mm512_ternarylogic_epi32(v[3], _mm512_srli_epi16(h, 2), bits, 0xf8);
-        }
+        __m512i h = _mm512_load_si512(p + 256 + 64 * (g / 4));
+        h = g % 4 == 0   ? _mm512_slli_epi16(h, 4)
+            : g % 4 == 1 ? _mm512_slli_epi16(h, 2)
+            : g % 4 == 2 ? h
+                         : _mm512_srli_epi16(h, 2);
+        v = _mm512_ternarylogic_epi32(v, h, _mm512_set1_epi8(48), 0xf8);
     }
+    return v;
 }
 
 /* 16 halves of a scale plane. */

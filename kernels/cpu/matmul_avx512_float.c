@@ -27,7 +27,7 @@ MM_INLINE __m512 load_weights(enum kern_dtype t, const uint8_t *panel, int col) 
 }
 
 MM_INLINE void float_panel(enum kern_dtype t, int rows, const struct float_job *j) {
-    __m512 even[MM_GROUP], odd[MM_GROUP];
+    __m512 even[MM_FLOAT_GROUP], odd[MM_FLOAT_GROUP];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) even[r] = odd[r] = _mm512_setzero_ps();
     for (int k = 0; k + 1 < j->cols; k += 2) {
@@ -80,7 +80,7 @@ PANELS(BF16)
                      float_##type##_6,                                                             \
                      float_##type##_7,                                                             \
                      float_##type##_8}
-static float_fn *const float_fns[][MM_GROUP + 1] = {PANEL_ROW(F32), PANEL_ROW(F16),
+static float_fn *const float_fns[][MM_FLOAT_GROUP + 1] = {PANEL_ROW(F32), PANEL_ROW(F16),
                                                     PANEL_ROW(BF16)};
 
 void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t x_stride,
@@ -91,10 +91,10 @@ void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t 
         int left = w->rows - p * MM_PANEL;
         j.mask = (__mmask16)(left >= MM_PANEL ? 0xffff : (1u << left) - 1);
         j.panel = (const uint8_t *)w->data + (size_t)p * panel_bytes;
-        for (int r = 0; r < n; r += MM_GROUP) {
+        for (int r = 0; r < n; r += MM_FLOAT_GROUP) {
             j.x = x + (size_t)r * x_stride;
             j.out = out + (size_t)r * out_stride + (size_t)p * MM_PANEL;
-            float_fns[w->dtype][n - r < MM_GROUP ? n - r : MM_GROUP](&j);
+            float_fns[w->dtype][n - r < MM_FLOAT_GROUP ? n - r : MM_FLOAT_GROUP](&j);
         }
     }
 }
