@@ -174,14 +174,29 @@ static void share_time(struct engine *g, int n_turns) {
     }
 }
 
+/* Draft tokens that all rounds of this step may have. Every running sequence may want a row of
+ * logits in it, also one whose prompt ends here; and where prompts are waiting, rounds leave them
+ * their least chunk, or long rounds would keep a small step from ever reaching them. */
+static int draft_room(const struct engine *g) {
+    const struct model_caps *caps = &g->batch.pass.caps;
+    int by_logits = caps->max_logits - g->n_running, by_rows = caps->max_rows - g->n_turn;
+    for (int i = 0; i < g->n_running; i++) {
+        const struct engine_request *r = g->running[i];
+        if (engine__decodes(r) || atomic_load_explicit(&r->paused, memory_order_acquire)) continue;
+        by_rows -= ENGINE_MIN_CHUNK;
+        break;
+    }
+    int room = by_logits < by_rows ? by_logits : by_rows;
+    return room > 0 ? room : 0;
+}
+
 int engine__propose(struct engine *g, struct err *e) {
     int n_other;
     double other_kv;
     g->draft_ns = g->draft_pass_rows = 0;
     int n = make_bids(g, &n_other, &other_kv);
     if (n == 0) return 0;
-    int room = g->batch.pass.caps.max_logits - g->n_turn;
-    draft_choose(&g->passes, g->bid, n, n_other, other_kv, room > 0 ? room : 0);
+    draft_choose(&g->passes, g->bid, n, n_other, other_kv, draft_room(g));
     for (int i = 0; i < n; i++) {
         struct engine_request *r = g->bidder[i];
         r->bid = g->bid[i];

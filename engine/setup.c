@@ -172,9 +172,12 @@ static int add_draft(struct engine_sizes *s, const struct model_source *src,
     return rc ? err_prefix(e, rc, "draft") : 0;
 }
 
-/* Rows of a pass that want logits: every sequence with a full round, but no more than rows. */
+/* Rows of a pass that want logits: every sequence with a full round, but no more than rows. Where
+ * rounds are off unless a request asks for them, one full round beside everybody's row is enough.
+ */
 static int max_logits(const struct engine_options *o) {
-    int n = o->max_seqs * (1 + (o->draft_tokens == 0 ? 0 : o->max_draft_tokens));
+    int n_full = o->draft_tokens == 0 ? 1 : o->max_seqs;
+    int n = o->max_seqs + n_full * o->max_draft_tokens;
     return n < o->max_rows ? n : o->max_rows;
 }
 

@@ -445,6 +445,91 @@ static void test_speculation_short_draft(void) {
     close_bed(&b);
 }
 
+/* Requests that ask for drafts where the engine has none by itself: whoever's prompt ends in the
+ * same step still finds a row of logits. */
+static void test_speculation_asked_for(void) {
+    enum { N = 24, N_OUT = 12 };
+    struct bed b;
+    struct tiny_draft d;
+    struct err e = {0};
+    struct engine *g;
+    struct engine_request *r[N];
+    uint64_t n_rounds = 0;
+    tiny_draft_default(&d, tiny_target());
+    tiny_bed(&b, &d);
+    b.o.model_path = b.target;
+    b.o.draft_path = b.draft;
+    b.o.draft_tokens = 0;
+    for (b.o.max_seqs = 1; b.o.max_seqs <= 3; b.o.max_seqs++) {
+        assert_ok(engine_open(&g, &b.o, NULL, NULL, &e), e);
+        for (int i = 0; i < N; i++) {
+            struct engine_submit_options s;
+            int32_t prompt[40];
+            tiny_prompt(500 + (uint64_t)i, prompt, 40);
+            tiny_submit_options(&s, prompt, 1 + i % 40);
+            s.params.max_tokens = N_OUT + i % 5;
+            s.params.ignore_eos = true;
+            s.params.draft_tokens = 8;
+            r[i] = tiny_submit(g, &s);
+        }
+        for (int i = 0; i < N; i++) {
+            struct engine_progress p = tiny_wait(r[i]);
+            assert_int_equal(p.n_tokens, N_OUT + i % 5);
+            n_rounds += p.speculation.n_rounds;
+            engine_release(g, r[i]);
+        }
+        assert_true(n_rounds > 0);
+        tiny_assert_pool_whole(g);
+        engine_close(g);
+    }
+    close_bed(&b);
+}
+
+/* Long rounds of many sequences leave a small step's rows to a prompt, too: it is answered while
+ * they go on. */
+static void test_speculation_prompts_go_on(void) {
+    enum { N = 8 };
+    struct bed b;
+    struct tiny_draft d;
+    struct err e = {0};
+    struct engine *g;
+    struct engine_submit_options s;
+    struct engine_request *r[N];
+    int32_t prompt[100];
+    tiny_draft_default(&d, tiny_target());
+    tiny_bed(&b, &d);
+    b.o.model_path = b.target;
+    b.o.draft_path = b.draft;
+    b.o.draft_tokens = 8;
+    b.o.max_seqs = N + 1;
+    b.o.max_rows = 9 * N;
+    assert_ok(engine_open(&g, &b.o, NULL, NULL, &e), e);
+    for (int i = 0; i < N; i++) {
+        tiny_prompt(600 + (uint64_t)i, prompt, 10);
+        tiny_submit_options(&s, prompt, 10);
+        s.params.max_tokens = 240;
+        s.params.ignore_eos = true;
+        r[i] = tiny_submit(g, &s);
+    }
+    for (int i = 0; i < N; i++) tiny_wait_tokens(r[i], 2);
+    tiny_prompt(700, prompt, 100);
+    tiny_submit_options(&s, prompt, 100);
+    s.params.max_tokens = 1;
+    struct engine_request *late = tiny_submit(g, &s);
+    struct engine_progress p = tiny_wait(late);
+    assert_int_equal(p.n_tokens, 1);
+    for (int i = 0; i < N; i++) {
+        struct engine_progress q = tiny_wait(r[i]);
+        assert_int_equal(q.n_tokens, 240);
+        assert_true(q.finished_ns > p.finished_ns);
+        engine_release(g, r[i]);
+    }
+    engine_release(g, late);
+    tiny_assert_pool_whole(g);
+    engine_close(g);
+    close_bed(&b);
+}
+
 /* Where pages run short, drafts are given up before anybody waits or fails. */
 static void test_speculation_starved(void) {
     struct bed b;
@@ -640,6 +725,8 @@ const struct test tests[] = {
     {"speculation_reduced_head_gumbel", TEST_QUICK, 120000, test_speculation_reduced_head_gumbel},
     {"speculation_context_end", TEST_QUICK, 60000, test_speculation_context_end},
     {"speculation_short_draft", TEST_QUICK, 60000, test_speculation_short_draft},
+    {"speculation_asked_for", TEST_QUICK, 60000, test_speculation_asked_for},
+    {"speculation_prompts_go_on", TEST_QUICK, 60000, test_speculation_prompts_go_on},
     {"speculation_starved", TEST_QUICK, 60000, test_speculation_starved},
     {"speculation_nan_draft", TEST_QUICK, 60000, test_speculation_nan_draft},
     {"speculation_refusals", TEST_QUICK, 60000, test_speculation_refusals},
