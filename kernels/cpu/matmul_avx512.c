@@ -226,45 +226,72 @@ static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int 
     return records_bytes(n, cols) + (size_t)n * (size_t)mm_units(cols) * MM_UNIT * sizeof(float);
 }
 
-static inline void set_starts(struct mm_act *a, int32_t half0, int32_t half1) {
-    int32_t sum = half0 + half1;
-    a->minus8 = MM_MAGIC - 8 * sum;
-    a->minus16 = MM_MAGIC - 16 * sum;
-    a->minus128 = MM_MAGIC - 128 * sum;
-    a->minus32[0] = MM_MAGIC - 32 * half0;
-    a->minus32[1] = MM_MAGIC - 32 * half1;
-}
-
-/* The law's quantisation of 32 activations. */
-static void pack_record(__m512 x0, __m512 x1, struct mm_act *a) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    /* As integers, so that NaN wins over everything. */
-    __m512i m0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
-    __m512i m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
-    uint32_t bits = (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1));
-    float amax = half_bits_to_f32(bits);
-    if (bits >= 0x7f800000u || amax < 0x1p-100f) {
-        memset(a, 0, sizeof *a);
-        set_starts(a, 0, 0);
-        a->da = a->sa = bits >= 0x7f800000u ? half_bits_to_f32(0x7fc00000u) : 0.f;
+/* 32 activations of unit u; zeros behind the last column. */
+static inline void load_unit(const float *x, int cols, int u, __m512 v[2]) {
+    x += u * MM_UNIT;
+    int left = cols - u * MM_UNIT;
+    if (left >= MM_UNIT) {
+        v[0] = _mm512_loadu_ps(x);
+        v[1] = _mm512_loadu_ps(x + 16);
         return;
     }
-    __m512 id = _mm512_set1_ps(127.f / amax);
-    /* The conversion rounds half to even, as the law asks. */
-    __m128i q0 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x0, id)));
-    __m128i q1 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x1, id)));
+    uint32_t mask = (1u << left) - 1;
+    v[0] = _mm512_maskz_loadu_ps((__mmask16)mask, x);
+    v[1] = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + 16);
+}
+
+/* One record: the bytes, and behind them what their sums and da make. */
+static inline void pack_record(const __m512 v[2], float id, float da, struct mm_act *a) {
+    /* The conversion rounds half to even, as the law asks. NaN and infinity, whose id is 0, become
+     * the integer whose low byte is 0. */
+    __m512 scale = _mm512_set1_ps(id), tail_da = _mm512_set1_ps(da);
+    __m128i q0 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[0], scale)));
+    __m128i q1 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v[1], scale)));
     __m256i q = _mm256_inserti128_si256(_mm256_castsi128_si256(q0), q1, 1);
-    _mm256_store_si256((__m256i *)(void *)a->q, q);
-    /* Sums of four, then within each half. */
+    _mm256_store_si256((__m256i *)(void *)a, q);
+    /* Sums of four; of each half, 0 in lanes 0 to 3; the other way round; of all. */
     __m256i s = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
     s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0x4e));
     s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
-    int32_t half0 = _mm256_cvtsi256_si32(s), half1 = _mm256_extract_epi32(s, 4);
-    int32_t sum = half0 + half1;
-    a->da = amax / 127.f;
-    a->sa = a->da * (float)sum;
-    set_starts(a, half0, half1);
-    a->unused = 0;
+    __m256i turned = _mm256_permute2x128_si256(s, s, 1), sum = _mm256_add_epi32(s, turned);
+    /* Lanes 2 to 4 begin dots from the sum of all, 5 and 6 from the halves'. */
+    __m256i starts = _mm256_blend_epi32(_mm256_blend_epi32(sum, turned, 1 << 5), s, 1 << 6);
+    starts = _mm256_sllv_epi32(starts, _mm256_setr_epi32(0, 0, 3, 4, 7, 5, 5, 0));
+    starts = _mm256_sub_epi32(_mm256_set1_epi32(MM_MAGIC), starts);
+    __m256 d = _mm512_castps512_ps256(tail_da), sa = _mm256_mul_ps(d, _mm256_cvtepi32_ps(sum));
+    __m256 tail = _mm256_blend_ps(_mm256_castsi256_ps(starts), d, 1);
+    _mm256_store_ps((float *)(void *)a + 8, _mm256_blend_ps(tail, sa, 2));
+}
+
+/* The law's quantisation of up to 16 units from u on, records `step` apart. In three rounds, so
+ * that no unit waits for its own maximum and division: all maxima, all scales at once, all bytes
+ * (15.5 -> 8.4 ns a unit). */
+static void pack_records(const float *x, int cols, int u, int n, struct mm_act *a, int step) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512 top = _mm512_set1_ps(127.f);
+    _Alignas(64) int32_t bits[16] = {0};
+    _Alignas(64) float da[16], id[16];
+    __m512 v[2];
+    for (int i = 0; i < n; i++) {
+        load_unit(x, cols, u + i, v);
+        /* As integers, so that NaN wins over everything. */
+        __m512i m0 = _mm512_and_si512(_mm512_castps_si512(v[0]), magnitude);
+        __m512i m1 = _mm512_and_si512(_mm512_castps_si512(v[1]), magnitude);
+        bits[i] = _mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1));
+    }
+    __m512i b = _mm512_load_si512(bits);
+    __m512 amax = _mm512_castsi512_ps(b);
+    __mmask16 bad = _mm512_cmpge_epi32_mask(b, _mm512_set1_epi32(0x7f800000));
+    __mmask16 some =
+        _mm512_cmp_ps_mask(amax, _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ) & (__mmask16)~bad;
+    __m512 scale = _mm512_maskz_div_ps(some, amax, top);
+    _mm512_store_ps(id, _mm512_maskz_div_ps(some, top, amax));
+    _mm512_store_ps(da, _mm512_castsi512_ps(
+                            _mm512_mask_set1_epi32(_mm512_castps_si512(scale), bad, 0x7fc00000)));
+    for (int i = 0; i < n; i++) {
+        load_unit(x, cols, u + i, v);
+        pack_record(v, id[i], da[i], a + (size_t)i * (size_t)step);
+    }
 }
 
 static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
@@ -277,17 +304,13 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
     int units = mm_units(cols), g = ((r + 1) * mm_groups(n) - 1) / n;
     int group = mm_group_begin(n, g), step = mm_group_begin(n, g + 1) - group;
     struct mm_act *a = (struct mm_act *)act + (size_t)group * (size_t)units + (r - group);
+    for (int u = 0; u < units; u += 16)
+        pack_records(x, cols, u, units - u < 16 ? units - u : 16, a + (size_t)u * (size_t)step,
+                     step);
+    if (!c->float_weights) return;
     float *copy = records_f32(act, n, cols) + (size_t)r * (size_t)units * MM_UNIT;
-    for (int u = 0; u < units; u++, a += step) {
-        int left = cols - u * MM_UNIT;
-        __mmask32 mask = left >= MM_UNIT ? 0xffffffffu : (1u << left) - 1;
-        __m512 x0 = _mm512_maskz_loadu_ps((__mmask16)mask, x + u * MM_UNIT);
-        __m512 x1 = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), x + u * MM_UNIT + 16);
-        pack_record(x0, x1, a);
-        if (!c->float_weights) continue;
-        _mm512_store_ps(copy + u * MM_UNIT, x0);
-        _mm512_store_ps(copy + u * MM_UNIT + 16, x1);
-    }
+    memcpy(copy, x, (size_t)cols * sizeof *x);
+    memset(copy + cols, 0, ((size_t)units * MM_UNIT - (size_t)cols) * sizeof *x);
 }
 
 /* ---- The table ----------------------------------------------------------------------------- */

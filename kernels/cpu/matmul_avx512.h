@@ -12,6 +12,7 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <stddef.h>
 
 #include "kernels/cpu/formats.h"
 
@@ -48,7 +49,8 @@ struct mm_act {
     int32_t minus8, minus16, minus128, minus32[2]; /* [2]: of the halves */
     int32_t unused;
 };
-_Static_assert(sizeof(struct mm_act) == 64, "a record is a cache line");
+_Static_assert(sizeof(struct mm_act) == 64 && offsetof(struct mm_act, minus32) == 52,
+               "a record is a cache line, written as two vectors");
 
 /* Constant types fold all of these to a few instructions. */
 #define MM_INLINE static inline __attribute__((always_inline))
