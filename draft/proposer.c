@@ -94,6 +94,12 @@ static int count_columns(struct proposer *p, struct err *e) {
     int rc = p->k->ops->download(p->k, ids, dev, (size_t)p->n_head * sizeof *ids, e);
     for (p->n_columns = 0; !rc && p->n_columns < p->n_head; p->n_columns++)
         if (ids[p->n_columns] >= p->o.vocab) break;
+    if (!rc && p->n_columns == 0)
+        rc = err_raise(
+            e, E_INVALID,
+            "key tandem.draft.head_ids: the lowest id is %d, the tokenizer has %d tokens: "
+            "such a draft could never propose one",
+            ids[0], p->o.vocab);
     free(ids);
     return rc;
 }

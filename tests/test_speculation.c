@@ -644,6 +644,45 @@ static void test_speculation_refusals(void) {
     close_bed(&b);
 }
 
+/* A head of padding alone has nothing that may be drawn; beside one token it is no harm. */
+static void test_speculation_head_of_padding(void) {
+    static const int32_t ids[] = {'a', TINY_VOCAB - 1};
+    struct tiny_options t = *tiny_target();
+    struct engine_options o;
+    struct tiny_draft d;
+    struct err e = {0};
+    struct engine *g = NULL;
+    t.padded = true;
+    tiny_engine_options(&o);
+    o.draft_tokens = 4;
+    o.model_path = tiny_model_file(&t);
+    tiny_draft_default(&d, &t);
+    d.borrow_embedding = true;
+    for (int n = 2; n > 0; n--) {
+        d.head_ids = ids + 2 - n;
+        d.n_head_ids = n;
+        o.draft_path = tiny_draft_file(&t, &d);
+        int rc = engine_open(&g, &o, NULL, NULL, &e);
+        unlink(o.draft_path);
+        if (n == 1) break;
+        struct engine_submit_options s;
+        struct engine_progress p;
+        int32_t prompt[20];
+        assert_ok(rc, e);
+        tiny_prompt(4, prompt, 20);
+        tiny_submit_options(&s, prompt, 20);
+        s.params.lookup = false;
+        s.params.ignore_eos = true;
+        assert_int_equal(tiny_run(g, &s, NULL, &p), 16);
+        assert_true(p.speculation.n_drafted > 0);
+        engine_close(g);
+        g = NULL;
+    }
+    unlink(o.model_path);
+    assert_null(g);
+    assert_non_null(strstr(e.message, "tandem.draft.head_ids"));
+}
+
 /* ---- The default pair ---- */
 
 static const char *const questions[] = {
@@ -730,6 +769,7 @@ const struct test tests[] = {
     {"speculation_starved", TEST_QUICK, 60000, test_speculation_starved},
     {"speculation_nan_draft", TEST_QUICK, 60000, test_speculation_nan_draft},
     {"speculation_refusals", TEST_QUICK, 60000, test_speculation_refusals},
+    {"speculation_head_of_padding", TEST_QUICK, 60000, test_speculation_head_of_padding},
     {"speculation_default_pair", TEST_FULL, 240000, test_speculation_default_pair},
     {"speculation_default_pair_gumbel", TEST_FULL, 240000, test_speculation_default_pair_gumbel},
     {"speculation_default_pair_all", TEST_LONG, 7200000, test_speculation_default_pair_all},

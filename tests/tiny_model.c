@@ -106,11 +106,12 @@ static void put_symbols(struct strbuf *b, int id) {
     put_symbols(b, merges[id - TINY_FIRST_MERGE][1]);
 }
 
-static void put_vocabulary(struct strbuf *b) {
+static void put_vocabulary(struct strbuf *b, const struct tiny_options *o) {
+    int n_tokens = TINY_VOCAB - o->padded;
     struct strbuf s = {0};
     key_str(b, "tokenizer.ggml.model", "gpt2");
     key_str(b, "tokenizer.ggml.pre", "smollm");
-    key_array(b, "tokenizer.ggml.tokens", FILE_STRING, TINY_VOCAB);
+    key_array(b, "tokenizer.ggml.tokens", FILE_STRING, (uint64_t)n_tokens);
     for (int id = 0; id < TINY_IM_START; id++) {
         strbuf_clear(&s);
         put_symbols(&s, id);
@@ -118,9 +119,9 @@ static void put_vocabulary(struct strbuf *b) {
     }
     put_name(b, "<|im_start|>");
     put_name(b, "<|im_end|>");
-    put_name(b, "<|endoftext|>");
-    key_array(b, "tokenizer.ggml.token_type", FILE_I32, TINY_VOCAB);
-    for (int id = 0; id < TINY_VOCAB; id++) put_u32(b, id < TINY_IM_START ? 1 : 3);
+    if (!o->padded) put_name(b, "<|endoftext|>");
+    key_array(b, "tokenizer.ggml.token_type", FILE_I32, (uint64_t)n_tokens);
+    for (int id = 0; id < n_tokens; id++) put_u32(b, id < TINY_IM_START ? 1 : 3);
     size_t n = sizeof merges / sizeof *merges;
     key_array(b, "tokenizer.ggml.merges", FILE_STRING, n);
     for (size_t i = 0; i < n; i++) {
@@ -322,7 +323,7 @@ void tiny_model_bytes(const struct tiny_options *o, struct strbuf *b) {
     size_t n = list_tensors(list, o), start = b->n;
     put_header(b, n, N_CONFIG_KEYS + N_VOCABULARY_KEYS);
     put_config(b, o, "tiny");
-    put_vocabulary(b);
+    put_vocabulary(b, o);
     put_tensors(b, start, list, n, o);
 }
 
@@ -369,7 +370,7 @@ static void put_draft_keys(struct strbuf *b, const struct tiny_options *target,
         put_u32(b, FILE_BOOL);
         strbuf_append_char(b, 1);
         key_str(b, "tandem.draft.embedding_xxh3", hash);
-    } else put_vocabulary(b);
+    } else put_vocabulary(b, target);
     if (!d->head_ids) return;
     key_array(b, "tandem.draft.head_ids", FILE_U32, (uint64_t)d->n_head_ids);
     for (int i = 0; i < d->n_head_ids; i++) put_u32(b, (uint32_t)d->head_ids[i]);

@@ -28,6 +28,7 @@ struct tiny_options {
     enum kern_dtype dtype; /* of matrices: F32, F16, Q8_0 or Q4_1 */
     bool tied;             /* the head is the embedding */
     float head_scale;      /* larger: more certain */
+    bool padded;           /* the last id has rows in embedding and head, but no entry: padding */
     uint64_t seed;
 };
 
