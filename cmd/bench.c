@@ -226,6 +226,12 @@ int cmd_bench(int argc, char **argv) {
         return options_error(&o, "--batch: '%s' is not a list of 1..%d", batches, MAX_BATCH);
     for (int i = 0; i < n_sizes; i++) most = sizes[i] > most ? sizes[i] : most;
     if (!f.o.max_seqs) f.o.max_seqs = most;
+    if (kind && !spec) return options_error(&o, "--kind belongs to --spec");
+    if (kind && !bench_kind_exists(kind))
+        return options_error(&o,
+                             "--kind: '%s' is not one of chat, code, summary, edit, list, "
+                             "translation, maths, story",
+                             kind);
     struct err e = {0};
     struct engine *g;
     rc = cmd_open_engine(&g, &f.o, &e);

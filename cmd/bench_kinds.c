@@ -2,6 +2,8 @@
  * written. Fixed here, so that figures can be compared between machines and commits. */
 #include "cmd/bench_kinds.h"
 
+#include <string.h>
+
 #define ARTICLE                                                                                    \
     "The city council of Harrow Bay voted on Tuesday to rebuild the old fish market on the north " \
     "quay. The building, which opened in 1911, has stood empty since a storm tore off a part of "  \
@@ -35,3 +37,9 @@ const struct bench_kind bench_kinds[] = {
     {"story", "Write a short story about a lighthouse keeper who finds a letter in a bottle."},
     {0},
 };
+
+bool bench_kind_exists(const char *name) {
+    for (int i = 0; bench_kinds[i].name; i++)
+        if (!strcmp(bench_kinds[i].name, name)) return true;
+    return false;
+}

@@ -10,6 +10,7 @@ struct bench_kind {
     const char *text; /* of one user message */
 };
 extern const struct bench_kind bench_kinds[]; /* ends in a zero entry */
+bool bench_kind_exists(const char *name);
 
 /* `tandem bench --spec` over an open engine that has a draft or prompt lookup. */
 struct engine;

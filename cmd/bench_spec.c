@@ -24,8 +24,8 @@ struct way {
 };
 
 struct result {
-    double rate[MAX_REPEATS]; /* tokens a second after the first */
-    double median;
+    double rate[MAX_REPEATS]; /* tokens a second after the first, by repeat */
+    double ratio;             /* to those without speculation: median of the repeats' own ratios */
     int n_tokens;
     bool same;                   /* tokens equal to those without speculation, each time */
     struct engine_speculation s; /* of the last run */
@@ -58,6 +58,30 @@ static int make_ways(const struct engine *g, struct way *w) {
 static int by_value(const void *a, const void *b) {
     double d = *(const double *)a - *(const double *)b;
     return d < 0 ? -1 : d > 0;
+}
+
+static double median(const double *v, int n) {
+    double sorted[MAX_REPEATS];
+    memcpy(sorted, v, (size_t)n * sizeof *v);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    return sorted[n / 2];
+}
+
+/* Median over the repeats of a / b: what a machine whose speed drifts leaves of a comparison. */
+static double paired(const struct result *a, const struct result *b, int n) {
+    double ratio[MAX_REPEATS];
+    for (int i = 0; i < n; i++) ratio[i] = b->rate[i] > 0 ? a->rate[i] / b->rate[i] : 0;
+    return median(ratio, n);
+}
+
+/* How far the runs without speculation lie apart: the fastest over the slowest. */
+static double spread(const struct result *r, int n) {
+    double low = r->rate[0], high = r->rate[0];
+    for (int i = 1; i < n; i++) {
+        if (r->rate[i] < low) low = r->rate[i];
+        if (r->rate[i] > high) high = r->rate[i];
+    }
+    return low > 0 ? high / low : 0;
 }
 
 static double repetition(const int32_t *ids, int n) {
@@ -142,21 +166,19 @@ static int run_kind(struct engine *g, const struct bench_spec_options *o,
             r->same &= n == n_want && !memcmp(want, got, (size_t)n * sizeof *got);
         }
     out->repetition = repetition(want, n_want);
-    for (int i = 0; i < n_ways; i++) {
-        qsort(out->way[i].rate, (size_t)o->n_repeats, sizeof(double), by_value);
-        out->way[i].median = out->way[i].rate[o->n_repeats / 2];
-    }
+    for (int i = 0; i < n_ways; i++)
+        out->way[i].ratio = paired(&out->way[i], &out->way[0], o->n_repeats);
     tokens_deinit(&prompt);
     free(want);
     free(got);
     return rc;
 }
 
-/* The fixed way with the highest median. */
+/* The fixed way that was fastest. */
 static int best_fixed(const struct kind_result *k, const struct way *ways, int n_ways) {
     int best = 0;
     for (int i = 1; i < n_ways; i++)
-        if (ways[i].fixed && k->way[i].median > k->way[best].median) best = i;
+        if (ways[i].fixed && k->way[i].ratio > k->way[best].ratio) best = i;
     return best;
 }
 
@@ -167,19 +189,26 @@ static bool all_same(const struct kind_result *k, int n_ways) {
 }
 
 static void print_head(const struct way *ways, int n_ways) {
-    printf("%-12s %6s %6s %7s %9s", "kind", "prompt", "tokens", "repeats", "off tok/s");
+    printf("Each answer in turn by every way, over and over; ratios are to `off` of the same turn, "
+           "medians of the turns.\n"
+           "g=N: N draft tokens a round, lookup first where it matches; draft=4: the model alone; "
+           "lookup: no model, up to 8.\n"
+           "again: 4-grams of the answer that stood in it before. spread: fastest over slowest run "
+           "of `off`; far above 1, the machine was busy.\n\n");
+    printf("%-12s %6s %6s %6s %9s %7s", "kind", "prompt", "tokens", "again", "off tok/s", "spread");
     for (int i = 1; i < n_ways; i++) printf(" %7s", ways[i].name);
     printf("  %-8s %9s %9s %s\n", "best", "auto/best", "tok/round", "same text");
+    fflush(stdout);
 }
 
-static void print_row(const struct kind_result *k, const struct way *ways, int n_ways) {
+static void print_row(const struct kind_result *k, const struct way *ways, int n_ways, int n) {
     int best = best_fixed(k, ways, n_ways), last = n_ways - 1;
     const struct engine_speculation *s = &k->way[last].s;
     double rounds = (double)(s->n_rounds + s->n_plain_rounds);
-    printf("%-12s %6d %6d %6.0f%% %9.1f", k->kind->name, k->n_prompt, k->way[0].n_tokens,
-           100 * k->repetition, k->way[0].median);
-    for (int i = 1; i < n_ways; i++) printf(" %6.2fx", k->way[i].median / k->way[0].median);
-    printf("  %-8s %9.3f %9.2f %s\n", ways[best].name, k->way[last].median / k->way[best].median,
+    printf("%-12s %6d %6d %5.0f%% %9.1f %6.2fx", k->kind->name, k->n_prompt, k->way[0].n_tokens,
+           100 * k->repetition, median(k->way[0].rate, n), spread(&k->way[0], n));
+    for (int i = 1; i < n_ways; i++) printf(" %6.2fx", k->way[i].ratio);
+    printf("  %-8s %9.3f %9.2f %s\n", ways[best].name, paired(&k->way[last], &k->way[best], n),
            rounds > 0 ? ((double)s->n_accepted + rounds) / rounds : 1,
            all_same(k, n_ways) ? "yes" : "NO");
     fflush(stdout);
@@ -206,7 +235,7 @@ static void print_json(const struct engine *g, const struct bench_spec_options *
                           "%s\n    {\"way\": \"%s\", \"tokens_per_s\": %.2f, \"ratio\": %.4f, "
                           "\"same_text\": %s, \"rounds\": %llu, \"plain_rounds\": %llu, "
                           "\"drafted\": %llu, \"accepted\": %llu}",
-                          j ? "," : "", ways[j].name, r->median, r->median / k[i].way[0].median,
+                          j ? "," : "", ways[j].name, median(r->rate, o->n_repeats), r->ratio,
                           r->same ? "true" : "false", (unsigned long long)r->s.n_rounds,
                           (unsigned long long)r->s.n_plain_rounds,
                           (unsigned long long)r->s.n_drafted, (unsigned long long)r->s.n_accepted);
@@ -230,9 +259,8 @@ int bench_spec(struct engine *g, const struct bench_spec_options *o, struct err 
         struct kind_result *k = &results[n_kinds++];
         k->kind = &bench_kinds[i];
         rc = run_kind(g, o, k->kind, ways, n_ways, k, e);
-        if (!rc && !o->json) print_row(k, ways, n_ways);
+        if (!rc && !o->json) print_row(k, ways, n_ways, o->n_repeats);
     }
-    if (!rc && n_kinds == 0) rc = err_raise(e, E_NOT_FOUND, "no kind of prompt called %s", o->kind);
     engine_get_stats(g, &after);
     double seconds = after.step_seconds - before.step_seconds;
     double overhead = (after.overhead_seconds - before.overhead_seconds) / seconds;

@@ -35,9 +35,9 @@ static int finish_speculation(struct engine_flags *f, const struct options *o) {
         e->max_draft_tokens =
             e->draft_tokens > DEFAULT_MAX_DRAFT ? e->draft_tokens : DEFAULT_MAX_DRAFT;
     if (e->draft_window != 0 && (e->draft_window < 2 * BLOCK || e->draft_window % BLOCK != 0))
-        return options_error(o,
-                             "--draft-window: %d is no multiple of %d from %d on (0: everything)",
-                             e->draft_window, BLOCK, 2 * BLOCK);
+        return options_error(
+            o, "--draft-window: %d must be 0 (everything) or a multiple of %d, at least %d",
+            e->draft_window, BLOCK, 2 * BLOCK);
     return -1;
 }
 
