@@ -730,6 +730,7 @@ static void check_default(int n_requests, int n_out, bool gumbel, const int *len
     b.target = test_default_target();
     b.draft = test_default_draft();
     b.o.max_seqs = 16;
+    b.o.max_queue = 2 * MAX_REQUESTS;
     b.o.context = 1024;
     b.o.kv_memory_bytes = (size_t)600 << 20;
     assert_ok(gguf_open(&file, b.target, &e), e);
