@@ -21,6 +21,7 @@ enum {
     POLL_MS = 100,
     ESCAPE_MS = 50, /* between the bytes of one key's sequence */
     MAX_QUEUE = 8,
+    CTRL_D = 0x04,
     CTRL_V = 0x16,
     SHOWN_NEWLINE = 0x2424,
 };
@@ -80,7 +81,8 @@ static int read_wide(struct line_editor *l, wchar_t *out, int ms) {
             memset(&l->state, 0, sizeof l->state);
             continue;
         }
-        if (used == 0) *out = 0;
+        /* Ctrl-D that came before the editor listened: Linux hands it over as a zero. */
+        if (used == 0) *out = CTRL_D;
         return 1;
     }
 }

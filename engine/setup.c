@@ -53,7 +53,8 @@ static int fill_options(struct engine_options *o, const struct model_config *c, 
     if (!rc && o->draft_window != 0 &&
         (o->draft_window < 2 * KVPOOL_BLOCK || o->draft_window % KVPOOL_BLOCK != 0))
         rc = err_raise(e, E_RANGE,
-                       "draft_window is %d, allowed are 0 (everything) and multiples of %d, at least %d",
+                       "draft_window is %d, allowed are 0 (everything) and multiples of %d, "
+                       "at least %d",
                        o->draft_window, KVPOOL_BLOCK, 2 * KVPOOL_BLOCK);
     if (!rc && !(o->prefill_share > 0 && o->prefill_share <= 1))
         rc = err_raise(e, E_RANGE, "prefill_share is %g, allowed is (0, 1]", o->prefill_share);
