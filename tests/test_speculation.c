@@ -168,10 +168,8 @@ static struct engine *open_bed(struct bed *b, const struct engine_options *o) {
 
 /* ---- Runs ---- */
 
-static void run_alone(struct bed *b, const struct engine_options *o, bool wide,
-                      struct engine_stats *stats) {
+static void run_alone(struct bed *b, const struct engine_options *o, struct engine_stats *stats) {
     struct engine *g = open_bed(b, o);
-    (void)wide;
     for (int i = 0; i < b->n_requests; i++) {
         struct engine_submit_options s;
         b->make(b, i, &b->got[i], &s);
@@ -273,7 +271,7 @@ static void check_bed(struct bed *b, const int *lengths, int n_lengths, bool bat
     assert_non_null(b->got);
     plain.draft_tokens = 0;
     plain.draft_path = NULL;
-    run_alone(b, &plain, false, &stats);
+    run_alone(b, &plain, &stats);
     assert_int_equal(stats.speculation.n_rounds, 0);
     memcpy(b->want, b->got, (size_t)b->n_requests * sizeof *b->want);
     for (int k = 0; k < n_lengths; k++) {
@@ -285,7 +283,7 @@ static void check_bed(struct bed *b, const int *lengths, int n_lengths, bool bat
             snprintf(what, sizeof what, "draft %d%s", lengths[k], together ? ", in batches" : "");
             clear(b);
             if (together) run_together(b, &o, (uint64_t)k, &stats);
-            else run_alone(b, &o, false, &stats);
+            else run_alone(b, &o, &stats);
             compare(b, what);
             add(&sum, &stats.speculation);
         }
@@ -293,7 +291,7 @@ static void check_bed(struct bed *b, const int *lengths, int n_lengths, bool bat
     struct engine_options lookup = b->o;
     lookup.draft_tokens = 4;
     clear(b);
-    run_alone(b, &lookup, false, &stats);
+    run_alone(b, &lookup, &stats);
     compare(b, "lookup alone");
     add(&looked, &stats.speculation);
     struct engine_options window = b->o;
@@ -301,7 +299,7 @@ static void check_bed(struct bed *b, const int *lengths, int n_lengths, bool bat
     window.draft_tokens = 4;
     window.draft_window = 128;
     clear(b);
-    run_alone(b, &window, false, &stats);
+    run_alone(b, &window, &stats);
     compare(b, "windowed draft");
     add(&sum, &stats.speculation);
     assert_true(sum.n_rounds > 100);
