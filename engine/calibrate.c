@@ -33,9 +33,6 @@ static int run_pass(struct engine *g, int seq, int context, int n, int64_t *ns, 
     return rc;
 }
 
-/* The draft's pass of one row, through its own front door. */
-static int run_draft(struct engine *g, int seq, int context, struct err *e);
-
 static void observe_target(struct engine *g, int seq, int context, int n) {
     struct err e = {0};
     for (int i = 0; i < REPEATS; i++) {
@@ -52,6 +49,7 @@ static void observe_draft(void *arg, const struct proposer_pass *pass) {
         draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
 }
 
+/* The draft's passes of one row, through its own front door. */
 static int run_draft(struct engine *g, int seq, int context, struct err *e) {
     static const int32_t token[FAR_CONTEXT + 1];
     struct kern_history history = engine__history(g);

@@ -196,6 +196,10 @@ int engine__prompt_budget(const struct engine_costs *c, int n_gen, int max_rows,
 void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft_hit,
                          enum engine_no_draft why);
 
+/* Draft tokens a round by a request's settings or else the engine's: VERIFY_DRAFT_AUTO, 0 (off)...
+ */
+int engine__draft_setting(const struct engine *g, const struct verify_params *p);
+
 /* Set n_draft of every request of g->turn and write the tokens behind its committed ones. */
 int engine__propose(struct engine *g, struct err *e);
 

@@ -31,8 +31,8 @@ static uint64_t draw_seed(void) {
 
 /* May prompt lookup propose for it? */
 static bool looks_up(const struct engine *g, const struct verify_params *p) {
-    int n = p->draft_tokens == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens : p->draft_tokens;
-    return g->sizes.o.lookup && p->lookup && n != 0 && g->sizes.o.max_draft_tokens > 0;
+    return g->sizes.o.lookup && p->lookup && engine__draft_setting(g, p) != 0 &&
+           g->sizes.o.max_draft_tokens > 0;
 }
 
 int engine__request_make(const struct engine *g, const struct engine_submit_options *o,

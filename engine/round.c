@@ -45,9 +45,8 @@ static int most_by_model(const struct engine *g, const struct engine_request *r,
     return room < most ? (room > 0 ? room : 0) : most;
 }
 
-static int setting(const struct engine *g, const struct engine_request *r) {
-    int n = r->params.draft_tokens;
-    return n == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens : n;
+int engine__draft_setting(const struct engine *g, const struct verify_params *p) {
+    return p->draft_tokens == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens : p->draft_tokens;
 }
 
 static int ask_lookup(struct engine_request *r, int most, int *n_match) {
@@ -59,7 +58,7 @@ static int ask_lookup(struct engine_request *r, int most, int *n_match) {
 
 /* What `r` may propose in this round; false where nothing. */
 static bool make_bid(struct engine *g, struct engine_request *r) {
-    int most = most_tokens(g, r), wanted = setting(g, r), n_match = 0;
+    int most = most_tokens(g, r), wanted = engine__draft_setting(g, &r->params), n_match = 0;
     r->n_draft = 0;
     r->first_q = -1;
     r->draft_nan = r->has_bid = false;

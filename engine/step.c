@@ -108,9 +108,7 @@ static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int 
         .salt = r->salt,
         .conversation = r->conversation,
     };
-    bool off = (r->params.draft_tokens == VERIFY_DRAFT_DEFAULT ? g->sizes.o.draft_tokens
-                                                               : r->params.draft_tokens) == 0;
-    off = off || !r->params.draft_model;
+    bool off = engine__draft_setting(g, &r->params) == 0 || !r->params.draft_model;
     *why = !g->proposer ? ENGINE_DRAFT_NONE : off ? ENGINE_DRAFT_OFF : ENGINE_DRAFT_OK;
     if (*why == ENGINE_DRAFT_OK && r->n_prompt >= g->sizes.draft_context)
         *why = ENGINE_DRAFT_CONTEXT;
