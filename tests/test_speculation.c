@@ -378,6 +378,17 @@ static void test_speculation_reduced_head_gumbel(void) {
 
 /* ---- Edges ---- */
 
+/* The pair with a fixed draft length; 0: the target alone. */
+static struct engine *open_pair(struct bed *b, int draft_tokens) {
+    struct err e = {0};
+    struct engine *g;
+    b->o.model_path = b->target;
+    b->o.draft_path = draft_tokens ? b->draft : NULL;
+    b->o.draft_tokens = draft_tokens;
+    assert_ok(engine_open(&g, &b->o, NULL, NULL, &e), e);
+    return g;
+}
+
 /* An answer that runs into the context's end, whatever is drafted. */
 static void test_speculation_context_end(void) {
     struct bed b;
@@ -392,13 +403,8 @@ static void test_speculation_context_end(void) {
     s.params.max_tokens = 100;
     s.params.ignore_eos = true;
     for (int g = 0; g <= 8; g++) {
-        struct err e = {0};
-        struct engine *engine;
         struct engine_progress p;
-        b.o.model_path = b.target;
-        b.o.draft_path = g ? b.draft : NULL;
-        b.o.draft_tokens = g;
-        assert_ok(engine_open(&engine, &b.o, NULL, NULL, &e), e);
+        struct engine *engine = open_pair(&b, g);
         int n = tiny_run(engine, &s, g ? got : want, &p);
         assert_int_equal(n, 50);
         assert_int_equal(p.finish, ENGINE_LENGTH);
@@ -424,13 +430,8 @@ static void test_speculation_short_draft(void) {
     s.params.ignore_eos = true;
     s.params.lookup = false;
     for (int g = 0; g <= 4; g += 4) {
-        struct err e = {0};
-        struct engine *engine;
         struct engine_progress p;
-        b.o.model_path = b.target;
-        b.o.draft_path = g ? b.draft : NULL;
-        b.o.draft_tokens = g;
-        assert_ok(engine_open(&engine, &b.o, NULL, NULL, &e), e);
+        struct engine *engine = open_pair(&b, g);
         assert_int_equal(tiny_run(engine, &s, g ? got : want, &p), 90);
         if (g) {
             assert_memory_equal(got, want, sizeof want);
