@@ -219,7 +219,7 @@ static void check(const struct matrix *m, struct kern *reference, const void *sr
     matrix_make(r, reference, m->t, m->rows, m->cols, 0, src);
     struct kern_rows few = {.n_gen = used};
     size_t bytes = reference->ops->act_bytes(reference, few, m->cols);
-    struct kern_act act = {need(aligned_alloc(64, (bytes + 63) / 64 * 64)), bytes};
+    struct kern_act act = {.data = need(aligned_alloc(64, (bytes + 63) / 64 * 64)), .bytes = bytes};
     float *want = need(malloc((size_t)used * (size_t)m->rows * sizeof *want));
     double error = 0, norm = 0;
     reference->ops->pack(reference, few, m->cols, x, act);
@@ -256,7 +256,7 @@ static void point(const struct options *o, struct floors *f, struct kern *refere
     struct kern *k = m->k;
     int n = rows.n_gen + rows.n_prompt;
     size_t bytes = k->ops->act_bytes(k, rows, m->cols);
-    struct kern_act act = {need(aligned_alloc(64, (bytes + 63) / 64 * 64)), bytes};
+    struct kern_act act = {.data = need(aligned_alloc(64, (bytes + 63) / 64 * 64)), .bytes = bytes};
     float *x = need(malloc((size_t)n * (size_t)m->cols * sizeof *x));
     float *out = need(malloc((size_t)n * (size_t)m->rows * sizeof *out));
     double *ms = need(malloc((size_t)o->reps * sizeof *ms));

@@ -67,7 +67,7 @@ static struct bench bench_open(const struct model *m, int max_rows) {
         for (int r = 1; r <= max_rows; r++) {
             struct kern_rows rows = {.n_gen = r};
             size_t bytes = (b.k->ops->act_bytes(b.k, rows, b.cols[c]) + 63) / 64 * 64;
-            b.act[r][c] = (struct kern_act){aligned_alloc(64, bytes), bytes};
+            b.act[r][c] = (struct kern_act){.data = aligned_alloc(64, bytes), .bytes = bytes};
             ASSERT(b.act[r][c].data);
             b.k->ops->pack(b.k, rows, b.cols[c], x, b.act[r][c]);
         }

@@ -206,5 +206,7 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     if (rc) return rc;
     if (draft && (rc = add_draft(s, src, draft, k, e)) != 0) return rc;
     engine__batch_sizes(s, k);
-    return make_plan(s, plan, device_free_bytes, !strcmp(k->ops->backend, "cpu"), e);
+    struct kern_device_info info;
+    k->ops->info(k, &info);
+    return make_plan(s, plan, device_free_bytes, info.is_host, e);
 }

@@ -90,7 +90,9 @@ struct kern_rows {
  * or gate_pack and read by matmul of the same kern_rows and cols. */
 struct kern_act {
     void *data;
-    size_t bytes; /* capacity; see act_bytes */
+    size_t bytes;            /* capacity; see act_bytes */
+    enum kern_dtype partner; /* type of the weights that will be multiplied: a backend may pack
+                                differently for each; others work all the same, perhaps slower */
 };
 
 /* ---- Attention's view of paged KV ---------------------------------------------------------- */
@@ -99,7 +101,7 @@ struct kern_act {
  * page_stride (the pool's ids count units of 1,024 bytes, so page_stride is that unit); this
  * layer's K of head h at + k_offset + h * head_stride, V at + v_offset + h * head_stride. K and V
  * of one head and block are KERN_BLOCK x head_dim elements; the order inside is the backend's own
- * (the CPU backend keeps K as [head_dim][64], V as [64][head_dim]). */
+ * (the CPU backend keeps K as [head_dim][64], V as [64][head_dim]; CUDA: kernels/cuda/page.cuh). */
 struct kern_kv {
     void *base;                             /* backend memory */
     size_t page_stride;                     /* bytes */
@@ -237,7 +239,11 @@ struct kern_device_info {
     char name[128];      /* "CPU AVX-512 VNNI, AMX bf16; 2 threads", "NVIDIA H200" */
     size_t memory_bytes; /* total of the device */
     size_t free_bytes;   /* that this process may still take */
+    size_t own_bytes;    /* that the backend took for itself when it was opened */
+    bool is_host;        /* the device's memory is the host's */
 };
+
+enum { KERN_RECORD_KEY = 6 }; /* words of a recording's name */
 
 struct kern_ops {
     const char *backend; /* "cpu", "cuda" */
@@ -248,9 +254,27 @@ struct kern_ops {
      * the same on the CPU. reserve zeroes. */
     int (*reserve)(struct kern *k, size_t bytes, void **out, struct err *e);
     void (*unreserve)(struct kern *k, void *p);
+    /* Host memory that the device copies from and to at full speed (pinned on CUDA), zeroed,
+     * KERN_ACT_ALIGN aligned. */
+    int (*host_reserve)(struct kern *k, size_t bytes, void **out, struct err *e);
+    void (*host_unreserve)(struct kern *k, void *p);
+    /* Enqueued. A source inside host_reserve's memory must stay as it is until the next sync; any
+     * other may change at once. */
     int (*upload)(struct kern *k, void *dst, const void *host, size_t bytes, struct err *e);
+    /* Waits for everything before it. */
     int (*download)(struct kern *k, void *host, const void *src, size_t bytes, struct err *e);
+    /* Enqueued: `host`, inside host_reserve's memory, holds the bytes after the next sync. */
+    int (*fetch)(struct kern *k, void *host, const void *src, size_t bytes, struct err *e);
     int (*sync)(struct kern *k, struct err *e); /* wait; reports errors of what was enqueued */
+
+    /* Launch graphs. record_begin: where operations were recorded under `key`, they are enqueued
+     * again, *replayed is true, and the caller skips them and record_end. Otherwise the caller
+     * enqueues them and calls record_end; whether that records is the backend's choice (the CPU
+     * never does). The key must tell apart whatever the host hands to the operations: which
+     * buffers, which counts. No upload, download or sync between the two. */
+    int (*record_begin)(struct kern *k, const uint64_t key[KERN_RECORD_KEY], bool *replayed,
+                        struct err *e);
+    int (*record_end)(struct kern *k, struct err *e);
 
     /* Weights. weight_bytes: size of the packed form (0: this backend has no such product).
      * weight_pack: from file layout (rows * cols weights) into `dst`, on all threads. */
@@ -344,8 +368,9 @@ struct kern {
 /* ---- Opening a backend --------------------------------------------------------------------- */
 
 struct kern_options {
-    int n_threads; /* 0: all usable */
-    enum kern_precision precision;
+    int n_threads;                 /* 0: all usable (CPU) */
+    int device;                    /* ordinal among the visible ones (CUDA) */
+    enum kern_precision precision; /* CUDA has FAST only */
     const char *isa; /* NULL or "auto", "amx", "avx512", "avxvnni", "avx2", "plain": kernels;
                         one that the machine lacks is refused */
 };
@@ -354,9 +379,12 @@ int kern_cpu_open(struct kern **out, const struct kern_options *o, struct err *e
 /* E_UNSUPPORTED with what is missing in a build or on a machine without CUDA. */
 int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *e);
 
-/* The other way round of the CPU's page order, for tests and tiers: f32 [64][head_dim] of one head.
- */
+/* The other way round of a backend's page order, for tests and tiers: f32 [64][head_dim] of one
+ * head. */
 void kern_cpu_read_kv(const struct kern_kv *kv, int page, int head, bool value, float *out);
+/* The same of the CUDA backend's order; page_plane: the head's 64 x head_dim elements, on the host.
+ */
+void kern_cuda_read_kv(const void *page_plane, enum kern_dtype t, int head_dim, float *out);
 
 #ifdef __cplusplus
 }

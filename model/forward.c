@@ -14,6 +14,13 @@
         if (try_rc != 0) return err_raise(e, try_rc, "forward: %s failed", #call);                 \
     } while (0)
 
+/* The workspace's packed activations, for products with `w`. */
+static struct kern_act act_for(const struct model *m, const struct kern_weight *w) {
+    struct kern_act act = m->ws.act;
+    act.partner = w->dtype;
+    return act;
+}
+
 /* out[r][:] = the parts' products side by side. */
 static int linear(struct kern *k, struct kern_rows rows, const struct model_linear *l,
                   struct kern_act act, float *out) {
@@ -55,13 +62,14 @@ static int attention_block(struct model *m, const struct model_pass *p, const st
         .k_bias = l->k_bias,
         .v_bias = l->v_bias,
     };
-    TRY(linear(k, batch.rows, &l->qkv, w->act, w->qkv));
+    TRY(linear(k, batch.rows, &l->qkv, act_for(m, l->qkv.part), w->qkv));
     TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &kv));
     float scale = 1.0f / sqrtf((float)c->head_dim);
     TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, scale, w->qkv, &kv, &g->taps,
                           w->attn_scratch, w->heads));
-    TRY(k->ops->pack(k, batch.rows, c->n_heads * c->head_dim, w->heads, w->act));
-    TRY(linear(k, batch.rows, &l->o, w->act, w->delta));
+    struct kern_act act = act_for(m, l->o.part);
+    TRY(k->ops->pack(k, batch.rows, c->n_heads * c->head_dim, w->heads, act));
+    TRY(linear(k, batch.rows, &l->o, act, w->delta));
     return 0;
 }
 
@@ -71,11 +79,12 @@ static int ffn_block(struct model *m, const struct model_pass *p, int layer, str
     struct model_workspace *w = &m->ws;
     struct kern *k = m->k;
     struct kern_rows rows = p->batch.rows;
-    TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, w->delta, l->ffn_norm, c->norm_eps, w->act,
-                          NULL));
-    TRY(linear(k, rows, &l->gate_up, w->act, w->gate_up));
-    TRY(k->ops->gate_pack(k, rows, c->ffn, w->gate_up, w->act));
-    TRY(linear(k, rows, &l->down, w->act, w->delta));
+    struct kern_act act = act_for(m, l->gate_up.part);
+    TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, w->delta, l->ffn_norm, c->norm_eps, act, NULL));
+    TRY(linear(k, rows, &l->gate_up, act, w->gate_up));
+    act = act_for(m, l->down.part);
+    TRY(k->ops->gate_pack(k, rows, c->ffn, w->gate_up, act));
+    TRY(linear(k, rows, &l->down, act, w->delta));
     return 0;
 }
 
@@ -88,9 +97,10 @@ static int head_block(struct model *m, const struct model_pass *p, struct err *e
     struct kern_rows rows = {.n_gen = p->n_logits};
     TRY(k->ops->gather(k, w->x, c->hidden, p->logit_row, p->n_logits, w->last));
     TRY(k->ops->gather(k, w->delta, c->hidden, p->logit_row, p->n_logits, w->last_delta));
-    TRY(k->ops->norm_pack(k, rows, c->hidden, w->last, w->last_delta, m->out_norm, c->norm_eps,
-                          w->act, p->tap_final));
-    TRY(k->ops->matmul(k, rows, &m->head, w->act, p->logits, (int)p->logits_stride, 0));
+    struct kern_act act = act_for(m, &m->head);
+    TRY(k->ops->norm_pack(k, rows, c->hidden, w->last, w->last_delta, m->out_norm, c->norm_eps, act,
+                          p->tap_final));
+    TRY(k->ops->matmul(k, rows, &m->head, act, p->logits, (int)p->logits_stride, 0));
     return 0;
 }
 
@@ -120,7 +130,8 @@ int model_forward(struct model *m, const struct model_pass *p, struct err *e) {
         const struct model_group *g = &p->group[i];
         for (int layer = g->first_layer; layer < g->first_layer + g->n_layers; layer++) {
             TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, layer ? w->delta : NULL,
-                                  m->layers[layer].attn_norm, c->norm_eps, w->act, NULL));
+                                  m->layers[layer].attn_norm, c->norm_eps,
+                                  act_for(m, m->layers[layer].qkv.part), NULL));
             if (p->tap_state && layer == p->tap_layer)
                 TRY(k->ops->copy_page(k, p->tap_state, w->x,
                                       (size_t)n_rows * (size_t)c->hidden * sizeof(float)));

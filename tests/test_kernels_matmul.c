@@ -114,7 +114,7 @@ static void rig_matmul(struct rig *g, struct kern_rows rows, const float *x, flo
     assert_non_null(wide);
     memset(act, 0x7f, bytes);
     for (int i = 0; i < n * stride; i++) wide[i] = 12345.f;
-    struct kern_act a = {act, bytes};
+    struct kern_act a = {.data = act, .bytes = bytes};
     assert_int_equal(g->k->ops->pack(g->k, rows, g->w.cols, x, a), 0);
     assert_int_equal(g->k->ops->matmul(g->k, rows, &g->w, a, wide, stride, 3), 0);
     for (int r = 0; r < n; r++) {
@@ -521,7 +521,7 @@ static void packed_product(struct rig *g, int how, float *x, const float *delta,
     struct kern_rows rows = {5, 4};
     const struct kern_ops *ops = g->k->ops;
     size_t bytes = ops->act_bytes(g->k, rows, PACK_COLS);
-    struct kern_act act = {aligned_alloc(64, (bytes + 63) / 64 * 64), bytes};
+    struct kern_act act = {.data = aligned_alloc(64, (bytes + 63) / 64 * 64), .bytes = bytes};
     assert_non_null(act.data);
     if (how == 0) ops->norm_pack(g->k, rows, PACK_COLS, x, delta, weight, 1e-5f, act, normed);
     else if (how == 1) ops->pack(g->k, rows, PACK_COLS, normed, act);

@@ -38,6 +38,14 @@ static int op_sync(struct kern *k, struct err *e) {
     return 0;
 }
 
+/* There is one memory and no launch: host memory is the device's, and nothing is recorded. */
+static int op_record_begin(struct kern *k, const uint64_t key[KERN_RECORD_KEY], bool *replayed,
+                           struct err *e) {
+    (void)k, (void)key, (void)e;
+    *replayed = false;
+    return 0;
+}
+
 static int op_copy_page(struct kern *k, void *dst, const void *src, size_t bytes) {
     return op_copy(k, dst, src, bytes, NULL);
 }
@@ -260,9 +268,14 @@ const struct kern_ops cpu_ops = {
     .info = cpu_info,
     .reserve = cpu_reserve,
     .unreserve = cpu_unreserve,
+    .host_reserve = cpu_reserve,
+    .host_unreserve = cpu_unreserve,
     .upload = op_copy,
     .download = op_copy,
+    .fetch = op_copy,
     .sync = op_sync,
+    .record_begin = op_record_begin,
+    .record_end = op_sync,
     .weight_bytes = op_weight_bytes,
     .weight_pack = op_weight_pack,
     .embed = op_embed,
