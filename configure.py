@@ -148,13 +148,81 @@ def ensure_packages(extra=()):
             sys.exit("configure.py: still missing after the installation: " + " ".join(still))
 
 
+# ---- CUDA --------------------------------------------------------------
+
+# Chips that the kernels are built for: `--cuda-arch all`. 90 is tuned, and may use what sm_90a alone has.
+CUDA_ARCHS = ["80", "86", "89", "90", "100", "120"]
+
+
 def find_nvcc():
     """(path, version) of the CUDA compiler, or None."""
     for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"):
         if path and os.path.exists(path):
             words = quiet([path, "--version"]).stdout.split("release ")
-            return path, words[1].split(",")[0] if len(words) > 1 else "?"
+            return os.path.realpath(path), words[1].split(",")[0] if len(words) > 1 else "?"
     return None
+
+
+def present_archs():
+    """Compute capabilities of the GPUs that this machine has, as ["90"]."""
+    tool = shutil.which("nvidia-smi")
+    p = quiet([tool, "--query-gpu=compute_cap", "--format=csv,noheader"]) if tool else None
+    if not p or p.returncode:
+        return []
+    return sorted({w.strip().replace(".", "") for w in p.stdout.split("\n") if re.fullmatch(r"\d+\.\d", w.strip())})
+
+
+def gencode(archs):
+    """nvcc's words for machine code of each, and for PTX of the oldest, which newer chips compile at start."""
+    words = []
+    for a in archs:
+        name = a + "a" if a == "90" else a
+        words.append(f"-gencode=arch=compute_{name},code=sm_{name}")
+    return [*words, f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}"]
+
+
+def cuda_archs(args):
+    if args.cuda_arch == "all":
+        return CUDA_ARCHS
+    if args.cuda_arch:
+        archs = args.cuda_arch.replace("sm_", "").rstrip("a").split(",")
+        for a in archs:
+            if a not in CUDA_ARCHS:
+                sys.exit(f"configure.py: --cuda-arch '{a}': not one of {', '.join(CUDA_ARCHS)}, all")
+        return archs
+    return [a for a in present_archs() if a in CUDA_ARCHS] or ["80", "90"]
+
+
+def probe_cuda(args):
+    """Variables of the CUDA side: {'cuda': 'backend' or 'absent', ...} and a line that says what was found."""
+    none = {"cuda": "absent", "nvcc": "nvcc-not-found", "nvccflags": "", "cuda_libs": ""}
+    if not args.cuda:
+        return none, "left out (--no-cuda): the CPU alone"
+    if args.variant != "release":
+        return none, f"left out of the variant {args.variant}: the CPU alone"
+    nvcc = find_nvcc()
+    if not nvcc:
+        return none, "no nvcc: the CPU alone"
+    root = os.path.dirname(os.path.dirname(nvcc[0]))
+    lib = next((d for d in (f"{root}/lib64", f"{root}/targets/x86_64-linux/lib")
+                if os.path.exists(f"{d}/libcublasLt.so")), None)
+    if not lib:
+        return none, f"nvcc {nvcc[1]} without cuBLASLt (libcublasLt.so): the CPU alone"
+    archs = cuda_archs(args)
+    flags = ["-O3", "-std=c++17", "-I.", "-lineinfo", "-Xcompiler=-Wall,-Wextra", *gencode(archs)]
+    with tempfile.TemporaryDirectory() as folder:
+        probe = os.path.join(folder, "probe.cu")
+        with open(probe, "w") as f:
+            f.write("#include <cublasLt.h>\n__global__ void probe() {}\n")
+        p = quiet([nvcc[0], *flags[:3], "-c", probe, "-o", os.path.join(folder, "probe.o")])
+    if p.returncode:
+        text = p.stdout.strip()
+        why = "this host compiler is newer than it supports: set NVCC_PREPEND_FLAGS='-ccbin g++-<older>'" \
+            if "unsupported GNU version" in text or "unsupported clang version" in text else text[:300]
+        return none, f"nvcc {nvcc[1]} does not compile here ({why}): the CPU alone"
+    out = {"cuda": "backend", "nvcc": nvcc[0], "nvccflags": " ".join(flags),
+           "cuda_libs": f"-L{lib} -Wl,-rpath,{lib} -lcublasLt -lcudart_static -lstdc++ -ldl -lrt"}
+    return out, f"nvcc {nvcc[1]}, code for {', '.join('sm_' + a for a in archs)}"
 
 
 # ---- config.ninja ------------------------------------------------------
@@ -184,10 +252,9 @@ def configure(args):
                               or f == "-g"]
     if args.variant == "debug":
         ldflags.append("-Wl," + ",".join(f"--wrap={w}" for w in WRAP))
-    nvcc = find_nvcc()
+    cuda, found = probe_cuda(args)
     if args.verbose:
-        version = nvcc[1] if nvcc else "not found"
-        print(f"  {'nvcc':<14} {version:<10} CUDA kernels: still to come, the CPU build needs none")
+        print(f"  {'CUDA':<14} {found}")
     isa = {k: v if os.uname().machine in X86 and compiles(
         cc, v.split()) else "" for k, v in ISA.items()}
     lines = ["# Written by configure.py; do not edit.",
@@ -198,10 +265,10 @@ def configure(args):
              "cc = " + cc,
              "cflags = " + " ".join(dict.fromkeys(cflags)),
              "ldflags = " + " ".join(ldflags),
-             "libs = " + " ".join(dict.fromkeys([*libs, "-lpthread", "-lm"])),
+             # As needed: most tests use no kernels.
+             "libs = -Wl,--as-needed " + " ".join(dict.fromkeys([*libs, *cuda["cuda_libs"].split(), "-lpthread", "-lm"])),
              "cmocka_libs = " + " ".join(cmocka),
-             "nvcc = " + (nvcc[0] if nvcc else "nvcc-not-found"),
-             "nvccflags = -O3 -std=c++17 -I."]
+             *(f"{k} = {cuda[k]}" for k in ("cuda", "nvcc", "nvccflags"))]
     lines += [f"{k} = {v}" for k, v in isa.items()]
     os.makedirs(args.out, exist_ok=True)
     # Always written: ninja compares command lines, so an equal file costs nothing.
@@ -345,6 +412,11 @@ def main():
         default="build",
         help="build folder (default build); another one is built with "
         "`ninja -f OUT/main.ninja`")
+    p.add_argument("--no-cuda", dest="cuda", action="store_false", default=os.path.exists("kernels/cuda/accept.cu"),
+                   help="build the CPU backend alone, whatever the machine has")
+    p.add_argument("--cuda-arch", metavar="LIST",
+                   help="chips to build CUDA kernels for: " + ",".join(CUDA_ARCHS) + " (any of them, with commas) or "
+                   "all (default those of this machine's GPUs, else 80,90); newer chips than named run by PTX")
     p.add_argument("--cc", help="C compiler (default gcc; clang for fuzz)")
     p.add_argument("--check", action="store_true", help="compare sources with the build files (tests/lint.py)")
     p.add_argument("--werror", action="store_true", help="warnings are errors")
