@@ -10,6 +10,7 @@ enum { DEFAULT_MAX_DRAFT = 8, BLOCK = KVPOOL_BLOCK };
 void engine_flags_init(struct engine_flags *f) {
     memset(f, 0, sizeof *f);
     engine_options_default(&f->o);
+    f->o.device = "auto";
     f->precision = "fast";
 }
 

@@ -40,7 +40,8 @@ struct engine_flags {
     {OPTION_GROUP, "Machine", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                              \
     {OPTION_INT, "threads", NULL, 't', &(f)->o.n_threads, "N", 0, 256, "threads of a step",        \
      "all cores that the process may use"},                                                        \
-    {OPTION_STRING, "device", NULL, 0, &(f)->o.device, "NAME", 0, 0, "cpu", "cpu"},                \
+    {OPTION_STRING, "device", NULL, 0, &(f)->o.device, "NAME", 0, 0,                             \
+     "cpu, cuda, cuda:N, or auto: a GPU where there is one", "auto"},                \
     {OPTION_STRING, "cpu-precision", NULL, 0, &(f)->precision, "P", 0, 0,                          \
      "fast, or f32: the slow reference path", "fast"},                                             \
     {OPTION_STRING, "cpu-isa", NULL, 0, &(f)->o.isa, "NAME", 0, 0,                                 \

@@ -11,18 +11,11 @@
 
 /* ---- Parts of opening ---- */
 
-static int open_kern(struct kern **out, const struct engine_options *o, struct err *e) {
-    struct kern_options ko = {.n_threads = o->n_threads, .precision = o->precision, .isa = o->isa};
-    if (o->device && strcmp(o->device, "cpu") != 0)
-        return err_raise(e, E_UNSUPPORTED, "device '%.40s': this build has cpu", o->device);
-    return kern_cpu_open(out, &ko, e);
-}
-
 static size_t free_bytes(const struct kern *k, size_t given) {
     struct kern_device_info info;
     if (given) return given;
     k->ops->info(k, &info);
-    return info.free_bytes;
+    return info.free_bytes + info.own_bytes; /* which are a line of the plan */
 }
 
 static int open_tokenizer(struct engine *g, const struct model_source *src, struct err *e) {
@@ -131,7 +124,7 @@ int engine_open(struct engine **out, const struct engine_options *o,
     struct engine *g = calloc(1, sizeof *g);
     if (!g) return err_raise(e, E_NOMEM, "no memory for the engine");
     struct model_source *src = NULL, *draft = NULL;
-    int rc = open_kern(&g->kern, o, e);
+    int rc = engine__open_device(&g->kern, o, false, e);
     if (!rc) rc = model_source_open(&src, o->model_path, e);
     if (!rc && o->draft_path) rc = model_source_open(&draft, o->draft_path, e);
     size_t device_free = rc ? 0 : free_bytes(g->kern, 0);
@@ -178,7 +171,7 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t device_
     struct kern *k = NULL;
     struct model_source *src = NULL, *draft = NULL;
     struct engine_sizes s;
-    int rc = open_kern(&k, o, e);
+    int rc = engine__open_device(&k, o, device_free_bytes > 0, e);
     if (!rc) rc = model_source_plan_only(&src, o->model_path, e);
     if (!rc && o->draft_path) rc = model_source_plan_only(&draft, o->draft_path, e);
     if (!rc) rc = engine__sizes(&s, out, o, src, draft, k, free_bytes(k, device_free_bytes), e);

@@ -31,9 +31,9 @@ enum {
 };
 
 struct engine_options {
-    const char *model_path;    /* .gguf or Hugging Face folder */
-    const char *draft_path;    /* the draft model, NULL: none (prompt lookup may still propose) */
-    const char *device;        /* "cpu" */
+    const char *model_path; /* .gguf or Hugging Face folder */
+    const char *draft_path; /* the draft model, NULL: none (prompt lookup may still propose) */
+    const char *device; /* "cpu" (default), "cuda", "cuda:N", or "auto": a GPU if there is one */
     const char *chat_template; /* family name that overrides detection, or NULL */
     int n_threads;             /* 0: all usable */
     enum kern_precision precision;

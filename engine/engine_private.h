@@ -46,6 +46,10 @@ struct engine_sizes {
 
 struct model_source;
 
+/* Open the backend that o->device names (device.c). plan_only: sizes are enough. */
+int engine__open_device(struct kern **out, const struct engine_options *o, bool plan_only,
+                        struct err *e);
+
 /* Fill *s and *plan from the options, the headers and what the device has free; draft is NULL
  * without one. Errors name option and value; a plan that does not fit is no error here. */
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,

@@ -112,8 +112,10 @@ int engine__check_plan(struct engine_sizes *s, const struct plan *p, bool asked_
     return 0;
 }
 
-static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_bytes, bool unified,
-                     struct err *e) {
+static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_bytes,
+                     const struct kern *k, struct err *e) {
+    struct kern_device_info info;
+    k->ops->info(k, &info);
     struct plan_input in = {
         .target_weight_bytes = s->weight_bytes,
         .draft_weight_bytes = s->draft.weight_bytes,
@@ -126,11 +128,13 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
                    "rows, block lists"},
                   {"sampling", s->sample_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, NULL},
                   {"penalty counts", s->history_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
-                   "touched by requests with penalties only"}},
+                   "touched by requests with penalties only"},
+                  {info.own_bytes ? "kernels" : NULL, info.own_bytes, PLAN_DEVICE, PLAN_KNOB_NONE,
+                   "slices of quantised weights, cuBLAS"}},
         .pool = s->pool,
         .max_arena_bytes = most_arena_bytes(s),
         .budget_bytes = free_bytes,
-        .device_is_host = unified,
+        .device_is_host = info.is_host,
         .context = s->o.context,
         /* A round never drafts beyond max_tokens, and the last answer token has no K and V: what a
            sequence reserves for itself holds every row. */
@@ -206,7 +210,5 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     if (rc) return rc;
     if (draft && (rc = add_draft(s, src, draft, k, e)) != 0) return rc;
     engine__batch_sizes(s, k);
-    struct kern_device_info info;
-    k->ops->info(k, &info);
-    return make_plan(s, plan, device_free_bytes, info.is_host, e);
+    return make_plan(s, plan, device_free_bytes, k, e);
 }

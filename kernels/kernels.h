@@ -368,15 +368,17 @@ struct kern {
 /* ---- Opening a backend --------------------------------------------------------------------- */
 
 struct kern_options {
-    int n_threads;                 /* 0: all usable (CPU) */
-    int device;                    /* ordinal among the visible ones (CUDA) */
+    int n_threads;  /* 0: all usable (CPU) */
+    int device;     /* ordinal among the visible ones (CUDA) */
+    bool plan_only; /* CUDA: no device is needed; only sizes may be asked for, and `info` */
     enum kern_precision precision; /* CUDA has FAST only */
     const char *isa; /* NULL or "auto", "amx", "avx512", "avxvnni", "avx2", "plain": kernels;
                         one that the machine lacks is refused */
 };
 
 int kern_cpu_open(struct kern **out, const struct kern_options *o, struct err *e);
-/* E_UNSUPPORTED with what is missing in a build or on a machine without CUDA. */
+/* E_UNSUPPORTED with what is missing in a build or on a machine without CUDA, E_RANGE for a device
+ * number that is not there, E_NOMEM where it has no room for the backend's own memory. */
 int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *e);
 
 /* The other way round of a backend's page order, for tests and tiers: f32 [64][head_dim] of one

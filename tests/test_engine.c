@@ -283,7 +283,7 @@ static void test_engine_open_refusals(void) {
         const char *what;
         int rc;
     } want[] = {{"context", E_RANGE},      {"max_rows", E_RANGE},    {"max_seqs", E_RANGE},
-                {"select_layer", E_RANGE}, {"kv type", E_INVALID},   {"device", E_UNSUPPORTED},
+                {"select_layer", E_RANGE}, {"kv type", E_INVALID},   {"device", E_INVALID},
                 {"draft", E_NOT_FOUND},    {"nowhere", E_NOT_FOUND}, {"prefill_share", E_RANGE},
                 {"--ctx-size", E_FULL},    {"--kv-memory", E_FULL}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda.cuh"
 
 enum { OLDEST_SM = 80 }; /* bf16 tensor cores and asynchronous copies */
+static const size_t OWN_BYTES = (size_t)CUDA_LT_WORKSPACE_BYTES + CUDA_DEQUANT_BYTES;
 
 /* ---- Failures ---- */
 
@@ -113,12 +114,16 @@ static void op_info(const struct kern *k, struct kern_device_info *out) {
     cudaDeviceProp p;
     size_t free_bytes = 0, total = 0;
     memset(out, 0, sizeof *out);
+    out->own_bytes = OWN_BYTES;
+    if (!c->stream) {
+        snprintf(out->name, sizeof out->name, "a CUDA device (none was opened)");
+        return;
+    }
     cudaMemGetInfo(&free_bytes, &total);
     if (cudaGetDeviceProperties(&p, c->device) == cudaSuccess)
         snprintf(out->name, sizeof out->name, "%.80s, %d SMs, sm_%d", p.name, c->n_sms, c->sm);
     out->memory_bytes = total;
     out->free_bytes = free_bytes;
-    out->own_bytes = c->own_bytes;
 }
 
 /* ---- Life ---- */
@@ -127,7 +132,7 @@ static void op_close(struct kern *k) {
     struct cuda_ctx *c = cuda_ctx(k);
     if (!c) return;
     if (c->stream) cudaStreamSynchronize(c->stream);
-    cuda_prompt_close(c);
+    if (c->lt) cuda_prompt_close(c);
     cuda_recordings_close(c);
     if (c->lt) cublasLtDestroy(c->lt);
     if (c->own) cudaFree(c->own);
@@ -214,10 +219,17 @@ static int read_limits(struct cuda_ctx *c) {
     return rc;
 }
 
+/* Sizes of buffers depend on these as little as may be; a plan without a device takes an H200's. */
+static void plan_limits(struct cuda_ctx *c) {
+    c->sm = 90;
+    c->n_sms = 132;
+    c->max_smem = 227 << 10;
+    c->l2_bytes = (size_t)60 << 20;
+}
+
 /* The backend's own memory. A device too small for that says so with numbers. */
 static int take_own(struct cuda_ctx *c, struct err *e) {
-    c->own_bytes = (size_t)CUDA_LT_WORKSPACE_BYTES + CUDA_DEQUANT_BYTES;
-    int rc = op_reserve(&c->kern, c->own_bytes, &c->own, e);
+    int rc = op_reserve(&c->kern, OWN_BYTES, &c->own, e);
     if (rc) return err_prefix(e, rc, "the kernels' own memory");
     c->lt_workspace = c->own;
     c->dequant = (uint8_t *)c->own + CUDA_LT_WORKSPACE_BYTES;
@@ -245,6 +257,11 @@ int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *
     struct cuda_ctx *c = (struct cuda_ctx *)calloc(1, sizeof *c);
     if (!c) return err_raise(e, E_NOMEM, "kernels: cannot allocate the context");
     c->kern.ops = &cuda_ops;
+    if (o->plan_only) {
+        plan_limits(c);
+        *out = &c->kern;
+        return 0;
+    }
     int rc = find_device(c, o->device, e);
     if (rc) {
         free(c);

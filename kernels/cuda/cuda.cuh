@@ -44,7 +44,6 @@ struct cuda_ctx {
     void *own;          /* one device block: what follows is carved from it */
     void *lt_workspace; /* CUDA_LT_WORKSPACE_BYTES */
     void *dequant;      /* CUDA_DEQUANT_BYTES */
-    size_t own_bytes;
     struct cuda_recordings *recordings;
     bool recording; /* between record_begin and record_end */
     /* The first failure since the last sync; operations return E_DEVICE and sync tells it. */
@@ -119,8 +118,29 @@ __host__ __device__ static inline int act_stride(int cols) {
 static inline bool act_is_bf16(const struct kern_act *a) {
     return a->partner == KERN_BF16;
 }
+/* Saturating; NaN stays NaN. */
+__device__ static inline __half2 to_act_half2(float x, float y) {
+    const __half2 most = __half2half2(__ushort_as_half(0x7bff)), least = __hneg2(most);
+    return __hmax2_nan(__hmin2_nan(__floats2half2_rn(x, y), most), least);
+}
 __device__ static inline __half to_act_half(float x) {
-    return __float2half_rn(fminf(fmaxf(x, -65504.f), 65504.f)); /* NaN becomes -65504 */
+    return __low2half(to_act_half2(x, x));
+}
+/* Four neighbours as they lie in memory. */
+__device__ static inline uint2 to_act_quad(float4 v, bool bf16) {
+    union {
+        __half2 h[2];
+        __nv_bfloat162 b[2];
+        uint2 bits;
+    } out;
+    if (bf16) {
+        out.b[0] = __floats2bfloat162_rn(v.x, v.y);
+        out.b[1] = __floats2bfloat162_rn(v.z, v.w);
+    } else {
+        out.h[0] = to_act_half2(v.x, v.y);
+        out.h[1] = to_act_half2(v.z, v.w);
+    }
+    return out.bits;
 }
 
 /* ---- Weights ----
