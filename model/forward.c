@@ -5,14 +5,23 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "base/err.h"
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
         int try_rc = (call);                                                                       \
-        if (try_rc != 0) return err_raise(e, try_rc, "forward: %s failed", #call);                 \
+        if (try_rc != 0) return failed(k, try_rc, #call, e);                                       \
     } while (0)
+
+/* An operation says only that it failed; why, the backend tells when it is asked to wait. */
+static int failed(struct kern *k, int rc, const char *call, struct err *e) {
+    struct err why = {0};
+    k->ops->sync(k, &why);
+    return err_raise(e, rc, "forward: %.*s failed%s%s", (int)strcspn(call, "("), call,
+                     why.code ? ": " : "", why.code ? why.message : "");
+}
 
 /* The workspace's packed activations, for products with `w`. */
 static struct kern_act act_for(const struct model *m, const struct kern_weight *w) {

@@ -100,7 +100,7 @@ static int op_fetch(struct kern *k, void *host, const void *src, size_t bytes, s
 
 static int op_sync(struct kern *k, struct err *e) {
     struct cuda_ctx *c = cuda_ctx(k);
-    ASSERT(!c->recording);
+    cuda_recordings_abort(c); /* after a failure in the middle of one */
     return tell(c, CUDA_NOTE(c, cudaStreamSynchronize(c->stream)), e);
 }
 

@@ -229,6 +229,8 @@ int kern_cuda_accept(struct kern *k, int n_rounds, int vocab, const float *logit
 
 int cuda_recordings_open(struct cuda_ctx *c, struct err *e);
 void cuda_recordings_close(struct cuda_ctx *c);
+/* Give up the capture under way, if any; what it held is lost. */
+void cuda_recordings_abort(struct cuda_ctx *c);
 int kern_cuda_record_begin(struct kern *k, const uint64_t key[KERN_RECORD_KEY], bool *replayed,
                            struct err *e);
 int kern_cuda_record_end(struct kern *k, struct err *e);

@@ -33,6 +33,17 @@ void cuda_recordings_close(struct cuda_ctx *c) {
     c->recordings = NULL;
 }
 
+void cuda_recordings_abort(struct cuda_ctx *c) {
+    cudaGraph_t graph = NULL;
+    if (!c->recording) return;
+    cudaStreamEndCapture(c->stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    c->recordings->open->refused = true;
+    c->recordings->open = NULL;
+    c->recording = false;
+}
+
 /* The key's place; a new one, emptied, where it has none yet. */
 static struct recording *find(struct cuda_ctx *c, const uint64_t *key, bool *is_new) {
     struct cuda_recordings *r = c->recordings;
