@@ -135,7 +135,7 @@ static void on_tokens(void *arg, const struct client_piece *p) {
 static void print_note(const struct strbuf *text) {
     if (text->n == 0) return;
     if (isatty(STDERR_FILENO)) fprintf(stderr, "\033[2m%s\033[0m\n", text->data);
-    else log_info("%s", text->data);
+    else fprintf(stderr, "# %s\n", text->data);
 }
 
 /* The numbers of a server, which may be any. */
@@ -161,7 +161,7 @@ static struct engine_speculation speculation_of(const struct client_speculation 
 static void print_summary(const struct chat *c, const struct client_done *d) {
     struct strbuf text = {0};
     struct engine_speculation spec = speculation_of(&d->speculation);
-    if (c->quiet) return;
+    if (c->quiet && !c->stats) return; /* asked for by name: --quiet does not take it away */
     strbuf_printf(&text, "%lld tokens", (long long)d->completion_tokens);
     if (d->tokens_per_second > 0) strbuf_printf(&text, ", %.1f tokens/s", d->tokens_per_second);
     strbuf_printf(&text, ", first after %.0f ms, prompt %lld tokens (%lld cached)", d->ttft_ms,

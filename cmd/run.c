@@ -63,7 +63,8 @@ static void print_summary(const struct engine_progress *p, bool stats) {
                  (unsigned long long)p->seed);
     strbuf_clear(&more);
     speculation_append_long(&more, &p->speculation, engine_no_draft_name(p->no_draft));
-    if (stats && more.n) log_info("%s", more.data);
+    /* Asked for by name: --quiet does not take it away. */
+    if (stats && more.n) fprintf(stderr, "# %s\n", more.data);
     strbuf_deinit(&more);
 }
 

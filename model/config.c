@@ -96,7 +96,7 @@ int config__refuse_arch(const char *name, size_t n, struct err *e) {
         if (strstr(lower, refusals[i].part)) lacks = refusals[i].lacks;
     return err_raise(
         e, E_UNSUPPORTED,
-        "architecture %.*s is not supported: %s%s; supported are llama, mistral, qwen2, "
+        "architecture '%.*s' is not supported: %s%s; supported are llama, mistral, qwen2, "
         "qwen3 and smollm3 (dense decoders)",
         (int)k, name, lacks ? "it needs " : "we do not know it", lacks ? lacks : "");
 }

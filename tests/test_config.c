@@ -247,7 +247,7 @@ static const struct {
     {LLAMA32, "{'architectures':['Qwen3NextForCausalLM']}", E_UNSUPPORTED, "linear attention"},
     {LLAMA32, "{'architectures':['Mamba2ForCausalLM']}", E_UNSUPPORTED, "recurrent state"},
     {LLAMA32, "{'architectures':['Qwen2_5_VLForConditionalGeneration']}", E_UNSUPPORTED, "images"},
-    {LLAMA32, "{'architectures':['WhoKnows']}", E_UNSUPPORTED, "WhoKnows is not supported"},
+    {LLAMA32, "{'architectures':['WhoKnows']}", E_UNSUPPORTED, "'WhoKnows' is not supported"},
     {LLAMA32, "{'architectures':'GONE','model_type':'gemma2'}", E_UNSUPPORTED, "gemma2"},
     {LLAMA32, "{'architectures':'GONE','model_type':'GONE'}", E_FORMAT, "neither architectures"},
     {LLAMA32, "{'attention_bias':true}", E_UNSUPPORTED, "attention_bias is true"},
@@ -453,11 +453,11 @@ static const struct {
     int code;
     const char *text;
 } gguf_lies[] = {
-    {"gemma3", {0}, E_UNSUPPORTED, "architecture gemma3 is not supported"},
+    {"gemma3", {0}, E_UNSUPPORTED, "architecture 'gemma3' is not supported"},
     {"qwen3moe", {0}, E_UNSUPPORTED, "mixture-of-experts"},
     {"mamba2", {0}, E_UNSUPPORTED, "recurrent state"},
     {"phi3", {0}, E_UNSUPPORTED, "longrope"},
-    {"what", {0}, E_UNSUPPORTED, "architecture what is not supported"},
+    {"what", {0}, E_UNSUPPORTED, "architecture 'what' is not supported"},
     {"llama", {"block_count", NAN, 0}, E_NOT_FOUND, "key llama.block_count is missing"},
     {"llama", {"block_count", 0, 0}, E_FORMAT, "key llama.block_count: 0 is outside 1..256"},
     {"llama", {"block_count", 1.5, 0}, E_FORMAT, "key llama.block_count: 1.5 is no integer"},
