@@ -240,7 +240,7 @@ static const struct {
     const char *text;
 } json_lies[] = {
     {LLAMA32, "{'architectures':['MixtralForCausalLM']}", E_UNSUPPORTED,
-     "MixtralForCausalLM is not"},
+     "'MixtralForCausalLM' is not"},
     {LLAMA32, "{'architectures':['Qwen3MoeForCausalLM']}", E_UNSUPPORTED, "mixture-of-experts"},
     {LLAMA32, "{'architectures':['Gemma3ForCausalLM']}", E_UNSUPPORTED, "GeGLU"},
     {LLAMA32, "{'architectures':['FalconH1ForCausalLM']}", E_UNSUPPORTED, "recurrent state"},
