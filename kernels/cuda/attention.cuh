@@ -1,0 +1,252 @@
+#ifndef TANDEM_KERNELS_CUDA_ATTENTION_CUH
+#define TANDEM_KERNELS_CUDA_ATTENTION_CUH
+
+/* Private to kernels/cuda/attention*.cu: one call's arguments as kernels take them by value, what a
+ * row sees, and the instructions that attention is made of (barriers in shared memory, bulk copies
+ * of a head's plane, 8 x 8 matrix loads, 16 x 8 x 16 products).
+ *
+ * attention.cu sends generated rows (below n_gen) to attention_gen.cu and prompt rows to
+ * attention_prompt.cu. Each of the two writes `out` for its own class's rows, idle ones as zeros.
+ * They share the scratch, one after the other. */
+
+#include <math.h>
+
+#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/page.cuh"
+
+enum {
+    ATTN_ENTRIES = KERN_LEAF / KERN_BLOCK, /* list entries of a leaf */
+};
+
+struct attn_args {
+    /* Rows. */
+    int n_gen, n_prompt, n_seqs;
+    const int32_t *position, *row_seq, *seq_row, *seq_n_rows;
+    /* Lists. */
+    const int32_t *page, *block, *n_blocks;
+    int capacity, seq_stride, head_stride;
+    /* Pages. */
+    const uint8_t *kv;
+    size_t page_stride, k_offset, v_offset, kv_head_stride; /* bytes */
+    bool bf16;                                              /* else f16 */
+    int n_kv, head_dim;
+    /* Queries. */
+    int n_heads, group; /* group: query heads per KV head */
+    float scale_log2;   /* scale * log2(e): weights are exp2(score * scale_log2 - ...) */
+    const float *qkv;
+    int qkv_stride; /* floats a row */
+    float *out;     /* [n_rows][n_heads * head_dim] */
+    /* Taps; each may be NULL. */
+    float *mass;
+    const uint8_t *mass_row;
+    const uint64_t *ancestors;
+    unsigned long long *kv_bytes;
+    /* Scratch of the call, shared by the classes. */
+    uint8_t *scratch;
+    size_t scratch_bytes;
+};
+
+/* attention_gen.cu */
+size_t cuda_attention_gen_bytes(const struct cuda_ctx *c, int n_gen, int n_seqs, int n_heads,
+                                int head_dim, int list_capacity);
+int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a);
+/* attention_prompt.cu: rows n_gen .. n_gen + n_prompt - 1; the mass of both classes' marked rows
+ * (called last, where a->mass is set, with `out` written). */
+size_t cuda_attention_prompt_bytes(const struct cuda_ctx *c, int n_gen, int n_prompt, int n_seqs,
+                                   int n_heads, int head_dim, int list_capacity);
+int cuda_attention_prompt(struct cuda_ctx *c, const struct attn_args *a);
+int cuda_attention_mass(struct cuda_ctx *c, const struct attn_args *a);
+
+/* ---- Lists and what is seen ---- */
+
+__device__ static inline size_t attn_list(const struct attn_args &a, int seq, int head) {
+    return (size_t)seq * (size_t)a.seq_stride + (size_t)head * (size_t)a.head_stride;
+}
+/* A head's plane of one page: KERN_BLOCK x head_dim elements in page.cuh's order. */
+__device__ static inline const uint8_t *attn_plane(const struct attn_args &a, int page, int head,
+                                                   bool value) {
+    return a.kv + (size_t)page * a.page_stride + (value ? a.v_offset : a.k_offset) +
+           (size_t)head * a.kv_head_stride;
+}
+
+/* Leading entries of a list that begin at or before `position`; blocks ascend. All lanes of a warp
+ * call it with the same arguments and get the same answer. Nearly always one look at the end. */
+__device__ static inline int attn_entries_until(const struct attn_args &a, size_t list,
+                                                int position) {
+    const int32_t *block = a.block + list * (size_t)a.capacity;
+    int n = min(max(a.n_blocks[list], 0), a.capacity), lane = threadIdx.x & 31;
+    while (n > 0) {
+        int at = n - 32 + lane;
+        bool seen = at < 0 || (long long)block[at] * KERN_BLOCK <= position;
+        unsigned mask = __ballot_sync(~0u, seen);
+        if (mask & 1) return max(n - 32, 0) + __popc(mask) - max(32 - n, 0);
+        /* None of the last 32: 31 probes cut what is left into 32 parts. */
+        n -= 32;
+        if (n <= 32) continue;
+        int part = n / 32;
+        mask = __ballot_sync(~0u, (long long)block[lane * part] * KERN_BLOCK <= position);
+        n = min(n, __popc(mask) * part + (mask == ~0u ? n : 0));
+    }
+    return 0;
+}
+
+/* Bit i: does `row` (of sequence seq, at `position`) see token i of the block? Rows that are idle
+ * see nothing: the caller's business. */
+__device__ static inline uint64_t attn_seen(const struct attn_args &a, int seq, int row,
+                                            int position, int block) {
+    long long n = (long long)position - (long long)block * KERN_BLOCK + 1;
+    if (n <= 0) return 0;
+    uint64_t seen = n >= KERN_BLOCK ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1;
+    if (!a.ancestors) return seen;
+    /* A token tree: rows of this pass are seen by their bit, everything older by position. */
+    uint64_t mask = a.ancestors[row];
+    int first = a.seq_row[seq], n_pass = min(a.seq_n_rows[seq], 64);
+    for (int i = 0; i < n_pass; i++) {
+        int at = a.position[first + i];
+        if (at / KERN_BLOCK == block && !(mask >> i & 1))
+            seen &= ~((uint64_t)1 << (at % KERN_BLOCK));
+    }
+    return seen;
+}
+
+/* ---- Barriers and copies in shared memory; addresses are 32-bit shared ones ---- */
+
+__device__ static inline uint32_t smem_addr(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+__device__ static inline void bar_init(uint32_t bar, int count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+/* After bar_init by one thread, before the block's first __syncthreads. */
+__device__ static inline void bar_init_fence() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ static inline void bar_arrive(uint32_t bar) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(bar) : "memory");
+}
+__device__ static inline void bar_wait(uint32_t bar, uint32_t parity) {
+    uint32_t done = 0;
+    while (!done)
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
+                     " selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+#else
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+                     " selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+#endif
+}
+/* Barrier `id` (1..15) of n threads. */
+__device__ static inline void named_sync(int id, int n) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
+/* A whole warp copies `bytes` (a multiple of 16, both sides 16-byte aligned) to shared memory;
+ * `bar`, initialised with COPY_ARRIVALS for each copy of a phase, completes when they have landed.
+ * One bulk copy where the chip has them. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define COPY_ARRIVALS 1
+#else
+#define COPY_ARRIVALS 32
+#endif
+__device__ static inline void copy_to_smem(uint32_t dst, const void *src, uint32_t bytes,
+                                           uint32_t bar) {
+    int lane = threadIdx.x & 31;
+#if __CUDA_ARCH__ >= 900
+    if (lane) return;
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar)
+                 : "memory");
+#else
+    const char *from = (const char *)__cvta_generic_to_global(src);
+    for (uint32_t i = lane * 16; i < bytes; i += 32 * 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + i), "l"(from + i)
+                     : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+/* Into the L2 cache; harmless whatever the bytes are (allowed before pdl_wait). */
+__device__ static inline void prefetch_l2(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
+
+/* ---- Matrices ---- */
+
+/* Four 8 x 8 matrices of 16-bit elements; lane i hands in the address of row i % 8 of matrix i / 8.
+ * Lane i gets of each its row i / 4, columns 2 (i % 4) and the next (with .trans: column i / 4,
+ * rows 2 (i % 4) and the next). */
+__device__ static inline void ldmatrix4(uint32_t (&r)[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+__device__ static inline void ldmatrix4_trans(uint32_t (&r)[4], uint32_t addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+/* d[16 x 8] += a[16 x 16] b[16 x 8]. With g = lane / 4, t = lane % 4: a0 = (g, 2t..), a1 = (g + 8,
+ * 2t..), a2 = (g, 2t + 8..), a3 = (g + 8, 2t + 8..); b0 = (2t.., g), b1 = (2t + 8.., g); d0, d1 =
+ * (g, 2t..), d2, d3 = (g + 8, 2t..). */
+template <typename T>
+__device__ static inline void mma16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                       uint32_t b1);
+template <>
+__device__ inline void mma16816<__half>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3},"
+                 " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void mma16816<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3},"
+                 " {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two floats as a pair of 16-bit ones, lo in the low half. Finite values saturate in f16. */
+template <typename T> __device__ static inline uint32_t pack2(float lo, float hi);
+template <> __device__ inline uint32_t pack2<__half>(float lo, float hi) {
+    if (fabsf(lo) > 65504.f) lo = copysignf(65504.f, lo);
+    if (fabsf(hi) > 65504.f) hi = copysignf(65504.f, hi);
+    __half2 h = __floats2half2_rn(lo, hi);
+    return *(uint32_t *)&h;
+}
+template <> __device__ inline uint32_t pack2<__nv_bfloat16>(float lo, float hi) {
+    __nv_bfloat162 h = __floats2bfloat162_rn(lo, hi);
+    return *(uint32_t *)&h;
+}
+/* The same for weights, which lie in [0, 1] or are NaN. */
+template <typename T> __device__ static inline uint32_t pack2_weights(float lo, float hi);
+template <> __device__ inline uint32_t pack2_weights<__half>(float lo, float hi) {
+    __half2 h = __floats2half2_rn(lo, hi);
+    return *(uint32_t *)&h;
+}
+template <> __device__ inline uint32_t pack2_weights<__nv_bfloat16>(float lo, float hi) {
+    return pack2<__nv_bfloat16>(lo, hi);
+}
+
+__device__ static inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
