@@ -32,6 +32,7 @@ enum {
 };
 
 struct cuda_recordings; /* recordings.cu */
+struct cuda_plans;      /* prompt.cu */
 
 struct cuda_ctx {
     struct kern kern; /* first member */
@@ -45,6 +46,7 @@ struct cuda_ctx {
     void *lt_workspace; /* CUDA_LT_WORKSPACE_BYTES */
     void *dequant;      /* CUDA_DEQUANT_BYTES */
     struct cuda_recordings *recordings;
+    struct cuda_plans *plans;
     bool recording; /* between record_begin and record_end */
     /* The first failure since the last sync; operations return E_DEVICE and sync tells it. */
     char failure[400];
