@@ -111,8 +111,10 @@ struct kern_kv {
 };
 
 /* The rows of a pass, as arrays in backend memory. Rows of one sequence are consecutive within
- * their class. A sequence's block list names the pages that its rows read, ascending in position,
- * each entry full but possibly the last ones. A row sees list tokens at positions <= its own. */
+ * their class; a sequence may have none. An idle row (row_seq -1) belongs to no sequence: its
+ * token is -1, nothing is written for it, attention gives zeros. A sequence's block list names the
+ * pages that its rows read, ascending in position, each entry full but possibly the last ones. A
+ * row sees list tokens at positions <= its own. */
 struct kern_batch {
     struct kern_rows rows;     /* capacities = counts on the CPU backend */
     const int32_t *token;      /* [n_rows] ids */
@@ -233,6 +235,26 @@ struct kern_sampled {
     float top_logprob[KERN_MAX_LOGPROBS];
 };
 
+/* ---- From one draft pass to the next -------------------------------------------------------- */
+
+/* A sequence whose draft tokens are being drawn, one a pass. */
+struct kern_drawing {
+    int32_t n_draft;      /* tokens wanted, 0: nothing is drawn for it */
+    int32_t n_drawn;      /* of those, drawn so far */
+    int32_t first_drawn;  /* entry of `drawn` that takes the first */
+    int32_t first_target; /* entry of `target` that does */
+    int32_t min_position; /* params' banned ids may be drawn from this position on */
+    int32_t hole;         /* blocks before its end that its block list leaves out */
+};
+
+/* What `advance` writes for the pass after this one: row i of it is sequence i's only row. */
+struct kern_next {
+    int32_t *token, *position, *row_seq, *slot_page, *seq_row, *seq_n_rows, *logit_row; /* [n] */
+    struct kern_sample *params; /* [n] of the draw */
+    const int32_t *list;        /* [n][list_capacity] page ids of the sequences' block lists */
+    int list_capacity;
+};
+
 /* ---- The table ----------------------------------------------------------------------------- */
 
 struct kern_device_info {
@@ -241,9 +263,14 @@ struct kern_device_info {
     size_t free_bytes;   /* that this process may still take */
     size_t own_bytes;    /* that the backend took for itself when it was opened */
     bool is_host;        /* the device's memory is the host's */
+    bool records;        /* record_begin keeps recordings: a few idle rows are cheaper than another
+                            shape of pass */
 };
 
-enum { KERN_RECORD_KEY = 6 }; /* words of a recording's name */
+enum {
+    KERN_RECORD_KEY = 6, /* words of a recording's name */
+    KERN_MAX_MARKS = 32, /* of device time */
+};
 
 struct kern_ops {
     const char *backend; /* "cpu", "cuda" */
@@ -275,6 +302,13 @@ struct kern_ops {
     int (*record_begin)(struct kern *k, const uint64_t key[KERN_RECORD_KEY], bool *replayed,
                         struct err *e);
     int (*record_end)(struct kern *k, struct err *e);
+
+    /* Device time without waiting. mark: note, as mark i < KERN_MAX_MARKS, when everything enqueued
+     * so far will be done; not between record_begin and record_end. elapsed: nanoseconds from one
+     * mark to a later one, after a sync behind both; 0 where they tell nothing, because a recording
+     * was made between the two. */
+    int (*mark)(struct kern *k, int i);
+    int (*elapsed)(struct kern *k, int from, int to, int64_t *ns);
 
     /* Weights. weight_bytes: size of the packed form (0: this backend has no such product).
      * weight_pack: from file layout (rows * cols weights) into `dst`, on all threads. */
@@ -353,12 +387,30 @@ struct kern_ops {
      * that differs. So a round of no draft token is `sample`. Writes n_accepted [n_rounds] and
      * out[first_row .. first_row + n_accepted], the tokens that follow in order with their
      * logprobs; other rows of out are left alone. A row that holds NaN, or has nothing to draw,
-     * ends its round with token -1. Leviathan et al. 2023, algorithm 1. All in backend memory. */
+     * ends its round with token -1; a draft token that is no id (-1) is never accepted. Leviathan
+     * et al. 2023, algorithm 1. All in backend memory. */
     int (*accept)(struct kern *k, int n_rounds, int vocab, const float *logits, size_t stride,
                   const struct kern_sample *params, const struct kern_history *history,
                   const struct kern_round *rounds, const int32_t *draft,
                   const struct kern_draft_probs *q, void *scratch, int32_t *n_accepted,
                   struct kern_sampled *out);
+
+    /* After a draft pass's `sample`: take sequence i's token out[i] for i < n and make the next
+     * pass's input of it. The token goes to drawn[first_drawn + n_drawn] and target[first_target +
+     * n_drawn], n_drawn grows. Row i gets the token at the position that params[i] drew for, its
+     * slot from the block list; params move on by one position, one recent token, one probs_row.
+     * Where all wanted are drawn, none were wanted or the token is -1, row i is idle, sequence i
+     * has no rows and its draws write no probabilities; behind a token of -1 further ones are -1.
+     */
+    int (*advance)(struct kern *k, int n, struct kern_drawing *drawing,
+                   const struct kern_sampled *out, const struct kern_next *next, int32_t *drawn,
+                   int32_t *target);
+
+    /* After `accept`: count the tokens that rounds emitted in kern_history's `output` (stride
+     * elements a history), saturating, where params of a round's first row name a history. */
+    int (*tally)(struct kern *k, int n_rounds, const struct kern_round *rounds,
+                 const struct kern_sample *params, const int32_t *n_accepted,
+                 const struct kern_sampled *out, uint16_t *output, size_t stride);
 };
 
 struct kern {

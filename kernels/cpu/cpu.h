@@ -89,8 +89,8 @@ struct cpu_attn_isa {
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 
-/* Operations of kern_ops that live in ops_attention.c, sample.c and accept.c; K and V of a token
- * are written, rows attended, tokens drawn and rounds decided each in one threads_run. */
+/* Operations of kern_ops that live in ops_attention.c, sample.c, accept.c and advance.c; K and V of
+ * a token are written, rows attended, tokens drawn and rounds decided each in one threads_run. */
 int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
                      int n_heads, float *qkv, const struct kern_kv *kv);
 size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
@@ -109,6 +109,14 @@ int kern_cpu_accept(struct kern *k, int n_rounds, int vocab, const float *logits
                     const struct kern_round *rounds, const int32_t *draft,
                     const struct kern_draft_probs *q, void *scratch, int32_t *n_accepted,
                     struct kern_sampled *out);
+int kern_cpu_advance(struct kern *k, int n, struct kern_drawing *drawing,
+                     const struct kern_sampled *out, const struct kern_next *next, int32_t *drawn,
+                     int32_t *target);
+int kern_cpu_tally(struct kern *k, int n_rounds, const struct kern_round *rounds,
+                   const struct kern_sample *params, const int32_t *n_accepted,
+                   const struct kern_sampled *out, uint16_t *output, size_t stride);
+int kern_cpu_mark(struct kern *k, int i);
+int kern_cpu_elapsed(struct kern *k, int from, int to, int64_t *ns);
 
 /* The draw by Gumbel noise; kernels/cpu/gumbel.h says what it promises. */
 struct cpu_gumbel_row;
@@ -138,6 +146,7 @@ struct cpu_ctx {
                            beside their bytes */
     size_t matmul_scratch_bytes; /* a thread */
     void *matmul_scratch[CPU_MAX_THREADS];
+    int64_t mark_ns[KERN_MAX_MARKS];
 };
 
 static inline const struct cpu_ctx *cpu_ctx(const struct kern *k) {

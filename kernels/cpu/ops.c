@@ -276,6 +276,8 @@ const struct kern_ops cpu_ops = {
     .sync = op_sync,
     .record_begin = op_record_begin,
     .record_end = op_sync,
+    .mark = kern_cpu_mark,
+    .elapsed = kern_cpu_elapsed,
     .weight_bytes = op_weight_bytes,
     .weight_pack = op_weight_pack,
     .embed = op_embed,
@@ -292,5 +294,7 @@ const struct kern_ops cpu_ops = {
     .sample = kern_cpu_sample,
     .accept_scratch_bytes = kern_cpu_accept_scratch_bytes,
     .accept = kern_cpu_accept,
+    .advance = kern_cpu_advance,
+    .tally = kern_cpu_tally,
     .copy_page = op_copy_page,
 };

@@ -115,6 +115,7 @@ static void op_info(const struct kern *k, struct kern_device_info *out) {
     size_t free_bytes = 0, total = 0;
     memset(out, 0, sizeof *out);
     out->own_bytes = OWN_BYTES;
+    out->records = true;
     if (!c->stream) {
         snprintf(out->name, sizeof out->name, "a CUDA device (none was opened)");
         return;
@@ -134,6 +135,7 @@ static void op_close(struct kern *k) {
     if (c->stream) cudaStreamSynchronize(c->stream);
     if (c->lt) cuda_prompt_close(c);
     cuda_recordings_close(c);
+    cuda_marks_close(c);
     if (c->lt) cublasLtDestroy(c->lt);
     if (c->own) cudaFree(c->own);
     if (c->stream) cudaStreamDestroy(c->stream);
@@ -154,6 +156,8 @@ static const struct kern_ops cuda_ops = {
     .sync = op_sync,
     .record_begin = kern_cuda_record_begin,
     .record_end = kern_cuda_record_end,
+    .mark = kern_cuda_mark,
+    .elapsed = kern_cuda_elapsed,
     .weight_bytes = kern_cuda_weight_bytes,
     .weight_pack = kern_cuda_weight_pack,
     .embed = kern_cuda_embed,
@@ -171,6 +175,8 @@ static const struct kern_ops cuda_ops = {
     .sample = kern_cuda_sample,
     .accept_scratch_bytes = kern_cuda_accept_scratch_bytes,
     .accept = kern_cuda_accept,
+    .advance = kern_cuda_advance,
+    .tally = kern_cuda_tally,
 };
 
 /* Is there a device of that number that these kernels run on? Everything missing is
@@ -275,6 +281,7 @@ int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *
     if (!rc) rc = check_code(c, e);
     if (!rc) rc = take_own(c, e);
     if (!rc) rc = cuda_recordings_open(c, e);
+    if (!rc) rc = cuda_marks_open(c, e);
     if (!rc) rc = cuda_prompt_open(c, e);
     if (rc) {
         op_close(&c->kern);

@@ -32,6 +32,7 @@ enum {
 };
 
 struct cuda_recordings; /* recordings.cu */
+struct cuda_marks;      /* marks.cu */
 struct cuda_plans;      /* prompt.cu */
 
 struct cuda_ctx {
@@ -47,7 +48,9 @@ struct cuda_ctx {
     void *dequant;      /* CUDA_DEQUANT_BYTES */
     struct cuda_recordings *recordings;
     struct cuda_plans *plans;
-    bool recording; /* between record_begin and record_end */
+    bool recording;      /* between record_begin and record_end */
+    uint64_t n_recorded; /* recordings made, or tried */
+    struct cuda_marks *marks;
     /* The first failure since the last sync; operations return E_DEVICE and sync tells it. */
     char failure[400];
 };
@@ -236,5 +239,18 @@ void cuda_recordings_abort(struct cuda_ctx *c);
 int kern_cuda_record_begin(struct kern *k, const uint64_t key[KERN_RECORD_KEY], bool *replayed,
                            struct err *e);
 int kern_cuda_record_end(struct kern *k, struct err *e);
+
+/* ---- Between passes: advance.cu; time: marks.cu ---- */
+
+int kern_cuda_advance(struct kern *k, int n, struct kern_drawing *drawing,
+                      const struct kern_sampled *out, const struct kern_next *next, int32_t *drawn,
+                      int32_t *target);
+int kern_cuda_tally(struct kern *k, int n_rounds, const struct kern_round *rounds,
+                    const struct kern_sample *params, const int32_t *n_accepted,
+                    const struct kern_sampled *out, uint16_t *output, size_t stride);
+int cuda_marks_open(struct cuda_ctx *c, struct err *e);
+void cuda_marks_close(struct cuda_ctx *c);
+int kern_cuda_mark(struct kern *k, int i);
+int kern_cuda_elapsed(struct kern *k, int from, int to, int64_t *ns);
 
 #endif

@@ -97,6 +97,7 @@ int kern_cuda_record_end(struct kern *k, struct err *e) {
     if (!x) return 0;
     r->open = NULL;
     c->recording = false;
+    c->n_recorded++;
     /* What was enqueued has not run: without a graph it is lost, and that is the caller's error. */
     int rc = CUDA_NOTE(c, cudaStreamEndCapture(c->stream, &graph));
     if (!rc) rc = CUDA_NOTE(c, cudaGraphInstantiate(&x->exec, graph, 0));
