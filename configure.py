@@ -412,7 +412,7 @@ def main():
         default="build",
         help="build folder (default build); another one is built with "
         "`ninja -f OUT/main.ninja`")
-    p.add_argument("--no-cuda", dest="cuda", action="store_false", default=os.path.exists("kernels/cuda/accept.cu"),
+    p.add_argument("--no-cuda", dest="cuda", action="store_false", default=all(os.path.exists(f"kernels/cuda/{f}.cu") for f in ("accept", "sample", "attention", "attention_gen", "weights")),
                    help="build the CPU backend alone, whatever the machine has")
     p.add_argument("--cuda-arch", metavar="LIST",
                    help="chips to build CUDA kernels for: " + ",".join(CUDA_ARCHS) + " (any of them, with commas) or "
