@@ -224,6 +224,7 @@ void engine_trace_logits(struct engine *g,
 
 /* Where a request's committed K and V lie, for tests. */
 struct engine_kv_view {
+    struct kern *kern; /* whose memory the arena is: pages are read by its download */
     void *arena;
     int n_kv; /* committed positions */
     enum kern_dtype dtype;

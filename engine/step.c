@@ -22,7 +22,8 @@ static void retire(struct engine *g, struct engine_request *r, enum engine_finis
 }
 
 static void trace_kv(struct engine *g, const struct engine_request *r) {
-    struct engine_kv_view v = {.arena = g->arena,
+    struct engine_kv_view v = {.kern = g->kern,
+                               .arena = g->arena,
                                .n_kv = r->n_kv,
                                .dtype = g->sizes.kv_dtype,
                                .n_groups = g->sizes.n_groups};
