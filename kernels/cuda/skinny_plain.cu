@@ -73,7 +73,8 @@ template <class C, int N_TILES> struct ring {
         FIT = SMEM_LIMIT / SLOT,
         SLOTS = FIT < MAX_SLOTS ? FIT : MAX_SLOTS,
         X_LOADS = (8 * N_TILES + C::ROW_STEP - 1) / C::ROW_STEP,
-        BATCH = X_LOADS > 8 ? 1 : 16 / X_LOADS, /* stages whose first activations load at once */
+        AT_ONCE = X_LOADS > 8 ? 1 : 16 / X_LOADS,
+        BATCH = AT_ONCE < SLOTS ? AT_ONCE : SLOTS - 1, /* stages whose first x load together */
         RED_PITCH = C::ROWS + RED_PAD,
         RED_BYTES = C::K_WARPS * 8 * N_TILES * RED_PITCH * 4,
     };
@@ -91,7 +92,8 @@ struct skinny_args {
     int rows, rows16, stride;
     int n, chunk; /* rows of the call; rows of a pass */
     int out_stride;
-    int n_stages; /* of the whole K */
+    int n_stages;  /* of the whole K */
+    int log_split; /* 2^.. blocks of a cluster share them */
 };
 
 /* ---- Instructions ---- */
@@ -139,10 +141,19 @@ __device__ static inline void bf16_to_f16(uint32_t v[4]) {
     }
 }
 
+/* All threads of the cluster: shared memory written before is visible behind it. */
 __device__ static inline void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+/* Orders nothing: no block ends before all have come here. */
+__device__ static inline void cluster_meet() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.aligned;" ::
                      : "memory");
 #endif
 }
@@ -312,8 +323,8 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
     typedef ring<C, N_TILES> R;
     extern __shared__ __align__(128) uint8_t smem[];
     int tile = blockIdx.z, pass = blockIdx.y;
-    int begin = (int)((long long)a.n_stages * blockIdx.x / gridDim.x);
-    int end = (int)((long long)a.n_stages * (blockIdx.x + 1) / gridDim.x);
+    int begin = a.n_stages * (int)blockIdx.x >> a.log_split;
+    int end = a.n_stages * (int)(blockIdx.x + 1) >> a.log_split;
     int warp = threadIdx.x / 32, m_warp = warp % C::M_WARPS, k_warp = warp / C::M_WARPS;
     loader<C, N_TILES> load(a, tile, pass, smem_address(smem));
     float acc[C::M_TILES][N_TILES][4] = {};
@@ -325,6 +336,7 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
     }
     pdl_wait();
     int first_end = min(end, begin + R::SLOTS - 1);
+#pragma unroll 1
     for (int s = begin; s < first_end; s += R::BATCH) load.store_x(s, first_end, s - begin);
     for (int s = begin, slot = 0; s < end; s++) {
         copy_wait<R::SLOTS - 2>(); /* stage s is here ... */
@@ -344,7 +356,7 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
     if (gridDim.x > 1) cluster_sync();
     else __syncthreads();
     store_sums<C, N_TILES>((const float *)smem, a, tile, pass);
-    if (gridDim.x > 1) cluster_sync(); /* nobody leaves while others read from it */
+    if (gridDim.x > 1) cluster_meet(); /* nobody leaves while others read from it */
 }
 
 /* ---- Choice and launch ---- */
@@ -388,10 +400,15 @@ static int launch(struct cuda_ctx *c, struct skinny_args a, int split) {
     uint64_t bit = 1ull << (c->device & 63);
     if (!(allowed & bit)) {
         int rc = cuda_allow_smem(c, kernel, R::SLOTS * R::SLOT);
+        if (!rc) /* two blocks an SM */
+            rc = CUDA_NOTE(c, cudaFuncSetAttribute(kernel,
+                                                   cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                   cudaSharedmemCarveoutMaxShared));
         if (rc) return rc;
         allowed |= bit;
     }
     a.n_stages = (a.stride + C::K_STAGE - 1) / C::K_STAGE;
+    a.log_split = split == 4 ? 2 : split == 2 ? 1 : 0;
     int longest = (a.n_stages + split - 1) / split;
     int slots = longest < R::SLOTS ? longest : (int)R::SLOTS;
     int bytes = slots * R::SLOT > R::RED_BYTES ? slots * R::SLOT : (int)R::RED_BYTES;
