@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/batch.h"
@@ -20,15 +19,21 @@ struct proposer {
     struct model *model;
     void *arena;
     struct model_batch b;
-    struct model_array sample;                  /* kern_sample [max_seqs] */
-    struct model_array recent;                  /* i32 [max_seqs][max_draft]: this round's tokens */
-    struct kern_sampled *dev_sampled, *sampled; /* [max_seqs] */
-    float *dev_logits;                          /* [max_seqs][n_head] */
-    float *dev_probs;                           /* [max_seqs][max_draft][n_head] */
+    struct model_array drawing;       /* kern_drawing [max_seqs], by place */
+    struct model_array sample;        /* kern_sample [max_seqs] */
+    struct kern_sampled *dev_sampled; /* [max_seqs] */
+    float *dev_logits;                /* [max_seqs][n_head] */
+    float *dev_probs;                 /* [max_seqs][max_draft][n_head] */
     void *sample_scratch;
-    int32_t *drawer;       /* [max_seqs] host: turn of each logits row */
+    int32_t *turn_at;      /* [max_seqs] host: turn of each place, a sequence of the batch */
     int n_head, n_columns; /* of the head; of those, ids that may be drawn */
     void *dev_base, *host_base;
+    /* This round. */
+    int n_passes, first_mark;
+    int n_places[KERN_MAX_DRAFT]; /* of each pass behind the first: leading places that still draw,
+                                     rounded up */
+    struct proposer_pass numbers[KERN_MAX_DRAFT];
+    struct model_pass pass; /* the first */
 };
 
 /* ---- Sizes ---- */
@@ -37,12 +42,12 @@ static void layout(struct proposer *p, struct model_carve *c, const struct model
                    size_t scratch, struct proposer_sizes *s) {
     size_t seqs = (size_t)p->o.max_seqs, drafts = seqs * (size_t)p->o.max_draft;
     size_t head = (size_t)p->n_head, start = c->dev_used;
-    model_batch_layout(&p->b, c, caps, 1);
+    model_batch_arrays(&p->b, c, caps, 1);
+    model_carve_array(c, &p->drawing, seqs, sizeof(struct kern_drawing));
     model_carve_array(c, &p->sample, seqs, sizeof(struct kern_sample));
-    model_carve_array(c, &p->recent, drafts, sizeof(int32_t));
+    model_batch_lists(&p->b, c);
     p->dev_sampled = model_carve_dev(c, seqs * sizeof *p->dev_sampled);
-    p->sampled = model_carve_host(c, seqs * sizeof *p->sampled);
-    p->drawer = model_carve_host(c, seqs * sizeof *p->drawer);
+    p->turn_at = model_carve_host(c, seqs * sizeof *p->turn_at);
     p->dev_logits = model_carve_dev(c, seqs * head * sizeof(float));
     p->sample_scratch = model_carve_dev(c, scratch);
     if (s) s->batch_bytes = c->dev_used - start;
@@ -76,8 +81,8 @@ int proposer_sizes(struct proposer_sizes *out, const struct proposer_options *o,
 
 int proposer_blocks(const struct proposer_options *o, int n_tokens) {
     int all = (n_tokens + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
-    /* The sink, the window, what one pass adds, and a partly used block at either end. */
-    int most = 1 + (o->window + o->max_rows) / KVPOOL_BLOCK + 2;
+    /* The sink, the window, what one round adds, and a partly used block at either end. */
+    int most = 1 + (o->window + o->max_rows + o->max_draft) / KVPOOL_BLOCK + 2;
     return o->window > 0 && most < all ? most : all;
 }
 
@@ -122,8 +127,7 @@ int proposer_open(struct proposer **out, const struct proposer_options *o,
         layout(p, &c, &caps, scratch, NULL);
         rc = k->ops->reserve(k, c.dev_used, &p->dev_base, e);
     }
-    if (!rc && !(p->host_base = aligned_alloc(KERN_ACT_ALIGN, c.host_used)))
-        rc = err_raise(e, E_NOMEM, "no memory for the draft's batch");
+    if (!rc) rc = k->ops->host_reserve(k, c.host_used, &p->host_base, e);
     if (!rc) {
         c = (struct model_carve){.host = p->host_base, .dev = p->dev_base};
         layout(p, &c, &caps, scratch, NULL);
@@ -140,7 +144,7 @@ int proposer_open(struct proposer **out, const struct proposer_options *o,
 void proposer_close(struct proposer *p) {
     if (!p) return;
     if (p->dev_base) p->k->ops->unreserve(p->k, p->dev_base);
-    free(p->host_base);
+    if (p->host_base) p->k->ops->host_unreserve(p->k, p->host_base);
     model_close(p->model);
     free(p);
 }
@@ -156,19 +160,22 @@ struct kern_draft_probs proposer_probs(const struct proposer *p) {
                                      .ids = model_head_ids(p->model)};
 }
 
-/* ---- A pass ---- */
+/* ---- Laying out a round ---- */
 
-/* What a run needs everywhere. */
+int proposer_first(const struct proposer *p, int turn) {
+    return turn * p->o.max_draft;
+}
+
+/* What prepare needs everywhere. */
 struct run {
     struct proposer *p;
     struct kvpool *pool;
     const int *eog;
     int n_eog;
     struct proposer_turn *turn;
-    struct proposer_pass pass;
 };
 
-/* Blocks [1, *end) that turn i does not read: behind its window, and whatever was given back
+/* Blocks [1, *end) that turn t does not read: behind its window, and whatever was given back
  * before, since a rollback moves the window's edge back but brings no page. */
 static void give_back(struct run *r, const struct proposer_turn *t, int *end) {
     int window = r->p->o.window, n_blocks;
@@ -181,148 +188,206 @@ static void give_back(struct run *r, const struct proposer_turn *t, int *end) {
     while (*end < n_blocks && pages[*end] < 0) ++*end;
 }
 
-/* Rows of turn i: n of its tokens from n_kv on. One list serves all rows: with a window, a later
- * row sees a little more than the window. */
-static int add_rows(struct run *r, int i, const int32_t *ids, int n, bool prompt, bool draws,
-                    struct err *e) {
+/* A draw that nobody reads. */
+static const struct kern_sample no_draw = {
+    .top_p = 1, .repetition_penalty = 1, .purpose = RNG_SAMPLE, .history = -1, .probs_row = -1};
+
+static void fill_draw(struct run *r, int place) {
     struct proposer *p = r->p;
-    struct proposer_turn *t = &r->turn[i];
-    int first_row, n_blocks, hole_end;
-    give_back(r, t, &hole_end);
-    kvpool_seq_extend(r->pool, t->seq, KVPOOL_DRAFT, t->n_kv + n);
-    int idx = model_batch_add(&p->b, ids, n, t->n_kv, prompt, &first_row);
-    const int32_t *pages = kvpool_seq_pages(r->pool, t->seq, KVPOOL_DRAFT, &n_blocks);
-    t->n_kv += n;
-    r->pass.n_rows += n;
-    r->pass.prompt |= prompt;
-    r->pass.kv_tokens += t->n_kv;
-    if (draws) p->drawer[model_batch_want(&p->b, first_row + n - 1)] = i;
-    int hole_first = hole_end > 1 ? 1 : 0;
-    return model_batch_pages(&p->b, p->k, idx, 0, pages, n_blocks, hole_first,
-                             hole_first ? hole_end : 0, e);
-}
-
-static int probs_row(const struct proposer *p, int turn, int place) {
-    return turn * p->o.max_draft + place;
-}
-
-static void fill_sample(struct run *r, int row) {
-    int i = r->p->drawer[row];
-    const struct proposer_turn *t = &r->turn[i];
-    struct kern_sample *s = &((struct kern_sample *)r->p->sample.host)[row];
+    struct kern_sample *s = &((struct kern_sample *)p->sample.host)[place];
+    struct kern_drawing *d = &((struct kern_drawing *)p->drawing.host)[place];
+    const struct proposer_turn *t = place < p->b.n_seqs ? &r->turn[p->turn_at[place]] : NULL;
+    *d = (struct kern_drawing){0};
+    *s = no_draw;
+    if (!t || t->n_proposed == 0) return;
+    int first = proposer_first(p, p->turn_at[place]);
+    d->n_draft = t->n_proposed;
+    d->first_drawn = first;
+    d->first_target = t->first_target;
+    d->min_position = t->min_position;
     *s = t->sample;
-    s->position = t->n_kv;
+    s->position = t->n_tokens;
     s->purpose = RNG_DRAFT;
-    s->first_recent = probs_row(r->p, i, 0);
-    s->n_recent = t->n_proposed;
-    s->probs_row = t->wants_probs ? probs_row(r->p, i, t->n_proposed) : -1;
+    s->first_recent = first;
+    s->n_recent = 0;
+    s->probs_row = t->wants_probs ? first : -1;
     s->n_logprobs = s->want_logprob = s->n_banned = 0;
-    if (t->n_kv >= t->min_position) return;
+    if (t->n_tokens >= t->min_position) return;
     s->n_banned = r->n_eog;
     for (int j = 0; j < r->n_eog; j++) s->banned[j] = r->eog[j];
 }
 
-/* The pass over the batch as it was filled, and a token for every row that draws one. */
-static int compute(struct run *r, const struct kern_history *history, struct err *e) {
+/* Rows of a turn's first pass. */
+static int n_first_rows(const struct proposer_turn *t) {
+    int lag = t->n_tokens - t->n_kv;
+    return lag < t->n_rows ? lag : t->n_rows;
+}
+
+/* Who has what place: short ways first, which go as generated rows; of either kind who draws most,
+ * so that later passes are of leading places. Those that draw no more leave a hole only where long
+ * ways stand behind them. Returns the number of places. */
+static int order(const struct run *r, int n_turns) {
+    int n = 0;
+    for (int prompt = 0; prompt < 2; prompt++)
+        for (int n_draft = r->p->o.max_draft; n_draft >= 0; n_draft--)
+            for (int i = 0; i < n_turns; i++) {
+                int rows = n_first_rows(&r->turn[i]);
+                if (rows > 0 && (rows > SHORT_WAY) == prompt && r->turn[i].n_proposed == n_draft)
+                    r->p->turn_at[n++] = i;
+            }
+    return n;
+}
+
+/* Rows of the sequence at the next place: its tokens from n_kv on. One list serves them and the
+ * passes behind: with a window, a later row sees a little more than the window. */
+static void add_rows(struct run *r, struct proposer_turn *t, bool wants_logits) {
     struct proposer *p = r->p;
-    struct kern *k = p->k;
-    struct model_pass pass;
-    int n = p->b.n_logits;
-    for (int i = 0; i < n; i++) fill_sample(r, i);
-    int rc = model_batch_finish(&p->b, k, &pass, e);
-    if (!rc) rc = model_array_put(k, &p->sample, n, sizeof(struct kern_sample), e);
-    pass.group[0].n_layers = model_get_config(p->model)->n_layers;
-    pass.group[0].arena = p->arena;
-    pass.group[0].kv_dtype = p->o.kv_dtype;
-    pass.logits = p->dev_logits;
-    pass.logits_stride = (size_t)p->n_head;
-    int64_t start = clock_ns();
-    if (!rc) rc = model_forward(p->model, &pass, e);
-    if (!rc && n > 0) {
-        struct kern_history h = *history;
-        h.recent = p->recent.dev;
-        rc = k->ops->sample(k, n, p->n_columns, model_head_ids(p->model), p->dev_logits,
-                            (size_t)p->n_head, p->sample.dev, &h, p->sample_scratch, p->dev_sampled,
-                            p->dev_probs);
-        if (rc) err_raise(e, rc, "sampling of %d draft rows failed", n);
+    int first_row, n_blocks, hole_end, n = n_first_rows(t);
+    int more = t->n_proposed > 0 ? t->n_proposed - 1 : 0;
+    give_back(r, t, &hole_end);
+    kvpool_seq_extend(r->pool, t->seq, KVPOOL_DRAFT, t->n_kv + n + more);
+    int place = model_batch_add(&p->b, t->ids + t->n_kv, n, t->n_kv, n > SHORT_WAY, &first_row);
+    const int32_t *pages = kvpool_seq_pages(r->pool, t->seq, KVPOOL_DRAFT, &n_blocks);
+    if (hole_end == 1) model_batch_pages(&p->b, place, 0, pages, n_blocks, 0, 0);
+    else model_batch_pages(&p->b, place, 0, pages, n_blocks, 1, hole_end);
+    if (wants_logits) {
+        fill_draw(r, model_batch_want(&p->b, first_row + n - 1));
+        ((struct kern_drawing *)p->drawing.host)[place].hole = hole_end - 1;
     }
-    if (!rc) rc = k->ops->sync(k, e);
-    r->pass.kernel_ns = clock_ns() - start;
-    return !rc && n > 0
-               ? k->ops->download(k, p->sampled, p->dev_sampled, (size_t)n * sizeof *p->sampled, e)
-               : rc;
+    p->numbers[0].n_rows += n;
+    p->numbers[0].prompt |= n > SHORT_WAY;
+    t->n_kv += n;
+    p->numbers[0].kv_tokens += t->n_kv;
+    for (int i = 1; i <= more; i++) {
+        p->n_places[i] = place + 1;
+        p->numbers[i].n_rows++;
+        p->numbers[i].kv_tokens += ++t->n_kv;
+    }
 }
 
-/* Note the drawn tokens. A token of -1 ends the turn like an end token does. */
-static int take_tokens(struct run *r, struct err *e) {
+static int least(int a, int b) {
+    return a < b ? a : b;
+}
+
+/* Idle rows where they make shapes few. */
+static void pad(struct run *r) {
     struct proposer *p = r->p;
-    int32_t *recent = p->recent.host;
-    for (int row = 0; row < p->b.n_logits; row++) {
-        int i = p->drawer[row];
-        struct proposer_turn *t = &r->turn[i];
-        int32_t token = p->sampled[row].token;
-        bool ends = token < 0;
-        for (int j = 0; j < r->n_eog && t->stop_at_eog; j++) ends |= token == r->eog[j];
-        recent[probs_row(p, i, t->n_proposed)] = token;
-        t->token[t->n_proposed++] = token;
-        if (ends) t->n_draft = t->n_proposed;
+    struct model_batch *b = &p->b;
+    int rows = b->n_gen + b->n_prompt, seqs = b->n_seqs, n = b->n_logits;
+    if (b->n_prompt == 0) {
+        rows = least(model_batch_round(b, rows), p->o.max_rows);
+        seqs = least(model_batch_round(b, seqs), p->o.max_seqs);
     }
-    return model_array_put(p->k, &p->recent, p->o.max_seqs * p->o.max_draft, sizeof *recent, e);
+    model_batch_pad(b, rows, seqs, least(model_batch_round(b, n), p->o.max_seqs));
+    for (; n < b->n_logits; n++) fill_draw(r, n);
+    for (int i = 1; i < p->n_passes; i++)
+        p->n_places[i] = least(model_batch_round(b, p->n_places[i]), b->n_logits);
 }
 
-/* The first pass: everybody catches up; who has then seen all draws a token. Short ways go first,
- * as generated rows. False in *any where nobody had anything to do. */
-static int fill_catch_up(struct run *r, int n_turns, bool *any, struct err *e) {
-    for (int prompt = 0; prompt < 2; prompt++) {
-        for (int i = 0; i < n_turns; i++) {
-            struct proposer_turn *t = &r->turn[i];
-            int lag = t->n_tokens - t->n_kv, n = lag < t->n_rows ? lag : t->n_rows;
-            /* n_proposed is -1 until the turn was looked at. */
-            if (t->n_proposed >= 0 || (n > SHORT_WAY) != prompt) continue;
-            t->n_proposed = 0;
-            if (n < lag) t->n_draft = 0;
-            if (n == 0) continue;
-            *any = true;
-            int rc = add_rows(r, i, t->ids + t->n_kv, n, prompt, t->n_draft > 0, e);
-            if (rc) return rc;
-        }
-    }
-    return 0;
-}
-
-static int fill_next(struct run *r, int n_turns, bool *any, struct err *e) {
-    for (int i = 0; i < n_turns; i++) {
-        struct proposer_turn *t = &r->turn[i];
-        if (t->n_proposed == 0 || t->n_proposed >= t->n_draft) continue;
-        *any = true;
-        int rc = add_rows(r, i, &t->token[t->n_proposed - 1], 1, false, true, e);
-        if (rc) return rc;
-    }
-    return 0;
-}
-
-int proposer_run(struct proposer *p, struct kvpool *pool, const struct kern_history *history,
-                 const int *eog, int n_eog, struct proposer_turn *turn, int n_turns,
-                 void (*observe)(void *arg, const struct proposer_pass *pass), void *arg,
-                 struct err *e) {
-    struct run r = {.p = p, .pool = pool, .eog = eog, .n_eog = n_eog, .turn = turn};
+static void begin(struct run *r, int n_turns) {
+    struct proposer *p = r->p;
     ASSERT(n_turns <= p->o.max_seqs);
+    model_batch_begin(&p->b);
+    p->n_passes = 0;
+    memset(p->numbers, 0, sizeof p->numbers);
+    memset(p->n_places, 0, sizeof p->n_places);
     for (int i = 0; i < n_turns; i++) {
-        ASSERT(turn[i].n_draft <= p->o.max_draft && turn[i].n_kv <= turn[i].n_tokens);
-        turn[i].n_proposed = -1;
-        turn[i].first_q = turn[i].wants_probs ? probs_row(p, i, 0) : -1;
+        struct proposer_turn *t = &r->turn[i];
+        ASSERT(t->n_draft <= p->o.max_draft && t->n_kv < t->n_tokens);
+        t->n_proposed = n_first_rows(t) < t->n_tokens - t->n_kv ? 0 : t->n_draft;
     }
-    for (int place = 0;; place++) {
-        bool any = false;
-        int64_t start = clock_ns();
-        r.pass = (struct proposer_pass){0};
-        model_batch_begin(&p->b);
-        int rc = place == 0 ? fill_catch_up(&r, n_turns, &any, e) : fill_next(&r, n_turns, &any, e);
-        if (rc || !any) return rc;
-        rc = compute(&r, history, e);
-        if (!rc) rc = take_tokens(&r, e);
+}
+
+int proposer_prepare(struct proposer *p, struct kvpool *pool, const int *eog, int n_eog,
+                     struct proposer_turn *turn, int n_turns, struct err *e) {
+    struct run r = {.p = p, .pool = pool, .eog = eog, .n_eog = n_eog, .turn = turn};
+    int n_draws = 0;
+    begin(&r, n_turns);
+    int n = order(&r, n_turns);
+    if (n == 0) return 0;
+    for (int i = 0; i < n; i++) {
+        int n_draft = turn[p->turn_at[i]].n_proposed;
+        if (n_draft > 0) n_draws = i + 1;
+        if (n_draft > p->n_passes) p->n_passes = n_draft;
+    }
+    if (p->n_passes == 0) p->n_passes = 1;
+    for (int i = 0; i < n; i++) add_rows(&r, &turn[p->turn_at[i]], i < n_draws);
+    pad(&r);
+    int rc = model_batch_finish(&p->b, p->k, &p->sample, p->b.n_logits, sizeof(struct kern_sample),
+                                NULL, &p->pass, e);
+    p->pass.group[0].n_layers = model_get_config(p->model)->n_layers;
+    p->pass.group[0].arena = p->arena;
+    p->pass.group[0].kv_dtype = p->o.kv_dtype;
+    p->pass.logits = p->dev_logits;
+    p->pass.logits_stride = (size_t)p->n_head;
+    return rc;
+}
+
+/* ---- Passes ---- */
+
+/* The pass, a token for every row that draws one, and the next pass's input. */
+static int compute(struct proposer *p, const struct model_pass *pass,
+                   const struct kern_history *history, int32_t *drawn, int32_t *target,
+                   struct err *e) {
+    struct kern *k = p->k;
+    struct model_batch *b = &p->b;
+    const struct kern_next next = {.token = b->token.dev,
+                                   .position = b->position.dev,
+                                   .row_seq = b->row_seq.dev,
+                                   .slot_page = b->slot_page[0].dev,
+                                   .seq_row = b->seq_row.dev,
+                                   .seq_n_rows = b->seq_n_rows.dev,
+                                   .logit_row = b->logit_row.dev,
+                                   .params = p->sample.dev,
+                                   .list = b->page[0].dev,
+                                   .list_capacity = b->caps.max_blocks};
+    struct kern_history h = *history;
+    int n = pass->n_logits;
+    h.recent = drawn;
+    int rc = model_forward(p->model, pass, e);
+    if (rc || n == 0) return rc;
+    rc = k->ops->sample(k, n, p->n_columns, model_head_ids(p->model), p->dev_logits,
+                        (size_t)p->n_head, p->sample.dev, &h, p->sample_scratch, p->dev_sampled,
+                        p->dev_probs);
+    if (rc) return err_raise(e, rc, "sampling of %d draft rows failed", n);
+    rc = k->ops->advance(k, n, p->drawing.dev, p->dev_sampled, &next, drawn, target);
+    return rc ? err_raise(e, rc, "advancing %d draft rows failed", n) : 0;
+}
+
+int proposer_run(struct proposer *p, const struct kern_history *history, int32_t *drawn,
+                 int32_t *target, int *mark, struct err *e) {
+    const struct kern_ops *ops = p->k->ops;
+    p->first_mark = *mark;
+    for (int i = 0; i < p->n_passes; i++) {
+        struct model_pass pass = p->pass;
+        uint64_t key[KERN_RECORD_KEY];
+        bool replayed = false, records = pass.batch.rows.n_prompt == 0 || i > 0;
+        int rc = 0;
+        if (i > 0) {
+            pass.batch.rows = (struct kern_rows){.n_gen = p->n_places[i]};
+            pass.batch.n_seqs = pass.n_logits = p->n_places[i];
+        }
+        if (records) {
+            model_batch_key(&p->b, &pass, 0, key);
+            rc = ops->record_begin(p->k, key, &replayed, e);
+        }
+        if (!rc && !replayed) {
+            rc = compute(p, &pass, history, drawn, target, e);
+            if (!rc && records) rc = ops->record_end(p->k, e);
+        }
+        if (!rc && (rc = ops->mark(p->k, ++*mark)) != 0) err_raise(e, rc, "no mark of time");
         if (rc) return rc;
-        r.pass.ns = clock_ns() - start;
-        if (observe) observe(arg, &r.pass);
     }
+    return 0;
+}
+
+int proposer_done(struct proposer *p, void (*observe)(void *arg, const struct proposer_pass *pass),
+                  void *arg) {
+    for (int i = 0; i < p->n_passes; i++) {
+        struct proposer_pass *n = &p->numbers[i];
+        int rc = p->k->ops->elapsed(p->k, p->first_mark + i, p->first_mark + i + 1, &n->ns);
+        if (rc) return rc;
+        observe(arg, n);
+    }
+    return 0;
 }

@@ -4,7 +4,12 @@
 /* The draft model: a second instance of model/ with pages, lists and positions of its own in the
  * same pool. Proposes for a batch of sequences at once: one pass in which each catches up on the
  * tokens that it has not seen (after a rejected tail, after rounds without it, after a prefix hit)
- * and draws its first token, then one pass per further token. Owned by the step thread. */
+ * and draws its first token, then one pass per further token. Passes are chained in the backend:
+ * the host enqueues them all, then whatever follows, and waits once.
+ *
+ *   prepare (fills, uploads) -> run (enqueues) -> the caller's sync -> done (times)
+ *
+ * Owned by the step thread. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -56,31 +61,43 @@ struct proposer_turn {
     struct kern_sample sample; /* the request's settings and history; position, purpose, recent and
                                   bans are the proposer's */
     int min_position;          /* end tokens are banned at positions below */
-    bool stop_at_eog;          /* nothing is proposed behind an end token */
     bool wants_probs; /* acceptance will need the distributions (neither greedy nor Gumbel) */
+    int first_target; /* entry of `target` that takes its first draft token */
     /* In and out. */
-    int n_kv; /* positions whose K and V the draft's pages hold */
+    int n_kv; /* positions whose K and V the draft's pages hold, once the passes have run */
     /* Out. */
-    int n_proposed;
-    int first_q;                   /* row of proposer_probs of the first, -1: no probabilities */
-    int32_t token[KERN_MAX_DRAFT]; /* a last one of -1: the draft's output held NaN there */
+    int n_proposed; /* draft tokens that will be drawn: n_draft, or 0 where it stays behind */
 };
 
 /* Numbers of one pass, for the cost table. */
 struct proposer_pass {
     int n_rows;
-    bool prompt;           /* some rows were of the prompt class: a longer way to catch up */
-    double kv_tokens;      /* positions read, summed over sequences */
-    int64_t ns, kernel_ns; /* the whole pass; of that in the backend's operations */
+    bool prompt;      /* some rows were of the prompt class: a longer way to catch up */
+    double kv_tokens; /* positions read, summed over sequences */
+    int64_t ns;       /* of the device; 0: not known */
 };
 
-/* Run the passes and draw. Pages of the class KVPOOL_DRAFT are extended as needed (asserted to be
- * reserved), those behind the window forgotten. history: the target's counts (`recent` is ignored).
- * `observe` is called once a pass. E_* of the backend. */
-int proposer_run(struct proposer *p, struct kvpool *pool, const struct kern_history *history,
-                 const int *eog, int n_eog, struct proposer_turn *turn, int n_turns,
-                 void (*observe)(void *arg, const struct proposer_pass *pass), void *arg,
-                 struct err *e);
+/* Turn i's row of probabilities of its first draft token, and the entry of `drawn` that takes it.
+ */
+int proposer_first(const struct proposer *p, int turn);
+
+/* Lay out the passes of these turns and upload what they start from. Pages of the class
+ * KVPOOL_DRAFT are extended for all of them (asserted to be reserved), those behind the window
+ * forgotten. Afterwards the host's copies are the backend's until the next sync. */
+int proposer_prepare(struct proposer *p, struct kvpool *pool, const int *eog, int n_eog,
+                     struct proposer_turn *turn, int n_turns, struct err *e);
+
+/* Enqueue the passes. Draft tokens go to `drawn` [max_seqs][max_draft], turn i's from
+ * proposer_first on, and to `target`, the target's tokens (backend memory, both). A token of -1:
+ * the draft's output held NaN there; those behind it are -1, too. An end token ends nothing: what
+ * is drawn behind it is never emitted. history: the target's counts (`recent` is ignored). Marks
+ * *mark + 1 .. are set behind each pass, *mark being set already, and *mark moves to the last. */
+int proposer_run(struct proposer *p, const struct kern_history *history, int32_t *drawn,
+                 int32_t *target, int *mark, struct err *e);
+
+/* After the sync: `observe` is told of each pass. */
+int proposer_done(struct proposer *p, void (*observe)(void *arg, const struct proposer_pass *pass),
+                  void *arg);
 
 /* Where the draft's distributions of the last run lie, for kern_ops.accept. */
 struct kern_draft_probs proposer_probs(const struct proposer *p);

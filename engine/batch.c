@@ -14,23 +14,24 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
                    size_t scratch, struct engine_sizes *s) {
     size_t seqs = (size_t)z->caps.max_seqs, logits = (size_t)z->caps.max_logits;
     size_t vocab = (size_t)z->vocab, start = c->dev_used;
-    model_batch_layout(&b->pass, c, &z->caps, z->n_groups);
+    model_batch_arrays(&b->pass, c, &z->caps, z->n_groups);
+    model_carve_array(c, &b->round, seqs, sizeof(struct kern_round));
+    model_carve_array(c, &b->sample, logits, sizeof(struct kern_sample));
+    model_batch_lists(&b->pass, c);
     if (s) s->batch_bytes = c->dev_used - start;
     start = c->dev_used;
     b->dev_logits = model_carve_dev(c, logits * vocab * sizeof(float));
     if (s) s->logits_bytes = c->dev_used - start;
     start = c->dev_used;
-    model_carve_array(c, &b->sample, logits, sizeof(struct kern_sample));
-    model_carve_array(c, &b->round, seqs, sizeof(struct kern_round));
+    model_carve_array(c, &b->kv_bytes, 1, sizeof(uint64_t));
     model_carve_array(c, &b->n_accepted, seqs, sizeof(int32_t));
-    b->dev_sampled = model_carve_dev(c, logits * sizeof *b->dev_sampled);
-    b->sampled = model_carve_host(c, logits * sizeof *b->sampled);
+    model_carve_array(c, &b->drawn, seqs * (size_t)z->o.max_draft_tokens, sizeof(int32_t));
+    model_carve_array(c, &b->sampled, logits, sizeof(struct kern_sampled));
     b->scratch = model_carve_dev(c, scratch);
     if (s) s->sample_bytes = c->dev_used - start;
     start = c->dev_used;
     b->dev_prompt_count = model_carve_dev(c, seqs * vocab * sizeof(uint16_t));
     b->dev_output_count = model_carve_dev(c, seqs * vocab * sizeof(uint16_t));
-    b->count = model_carve_host(c, vocab * sizeof(uint16_t));
     if (s) s->history_bytes = c->dev_used - start;
 }
 
@@ -42,19 +43,21 @@ void engine__batch_sizes(struct engine_sizes *s, const struct kern *k) {
     struct engine_batch none = {0};
     struct model_carve c = {0};
     layout(&none, &c, s, scratch_bytes(s, k), s);
-    s->batch_host_bytes = c.host_used;
+    s->batch_host_bytes = c.host_used + (size_t)s->vocab * sizeof *none.count;
 }
 
 int engine__batch_open(struct engine *g, struct err *e) {
     struct engine_batch *b = &g->batch;
     const struct engine_sizes *z = &g->sizes;
+    const struct kern_ops *ops = g->kern->ops;
     struct model_carve c = {0};
     size_t scratch = scratch_bytes(z, g->kern);
     layout(b, &c, z, scratch, NULL);
-    int rc = g->kern->ops->reserve(g->kern, c.dev_used, &b->dev_block_base, e);
+    int rc = ops->reserve(g->kern, c.dev_used, &b->dev_block_base, e);
+    if (!rc) rc = ops->host_reserve(g->kern, c.host_used, &b->host_block, e);
     if (rc) return err_prefix(e, rc, "buffers of a step");
-    b->host_block = aligned_alloc(KERN_ACT_ALIGN, c.host_used);
-    if (!b->host_block) return err_raise(e, E_NOMEM, "no memory for the buffers of a step");
+    b->count = malloc((size_t)z->vocab * sizeof *b->count);
+    if (!b->count) return err_raise(e, E_NOMEM, "no memory for the buffers of a step");
     c = (struct model_carve){.host = b->host_block, .dev = b->dev_block_base};
     layout(b, &c, z, scratch, NULL);
     return model_batch_init(&b->pass, g->kern, e);
@@ -62,7 +65,8 @@ int engine__batch_open(struct engine *g, struct err *e) {
 
 void engine__batch_close(struct engine *g) {
     g->kern->ops->unreserve(g->kern, g->batch.dev_block_base);
-    free(g->batch.host_block);
+    g->kern->ops->host_unreserve(g->kern, g->batch.host_block);
+    free(g->batch.count);
 }
 
 /* ---- Filling ---- */
@@ -102,6 +106,14 @@ static void fill_sample(struct engine *g, const struct engine_request *r, int lo
     }
 }
 
+/* A draw for nobody. */
+static const struct kern_sample no_request = {
+    .top_p = 1, .repetition_penalty = 1, .purpose = RNG_SAMPLE, .history = -1, .probs_row = -1};
+
+static void add_round(struct engine_batch *b, const struct kern_round *round) {
+    ((struct kern_round *)b->round.host)[b->n_rounds++] = *round;
+}
+
 /* Rows of one sequence: committed tokens from n_kv on, then the draft tokens; the last n_logits
  * want logits. Draft tokens stand behind the committed ones in `ids` for the time of the pass. */
 static int fill_rows(struct engine *g, struct engine_request *r) {
@@ -110,56 +122,86 @@ static int fill_rows(struct engine *g, struct engine_request *r) {
         idx = model_batch_add(b, r->ids + r->n_kv, r->n_rows, r->n_kv, !engine__decodes(r), &row);
     int first = r->n_rows - r->n_logits;
     r->first_logit = b->n_logits;
+    r->first_draft = row + first + 1;
     for (int i = first; i < r->n_rows; i++)
-        fill_sample(g, r, model_batch_want(b, row + i), r->n_kv + i + 1, row + first + 1,
-                    i - first);
+        fill_sample(g, r, model_batch_want(b, row + i), r->n_kv + i + 1, r->first_draft, i - first);
     if (r->n_logits == 0) return idx;
-    r->round_idx = g->batch.n_rounds++;
-    ((struct kern_round *)g->batch.round.host)[r->round_idx] =
-        (struct kern_round){.n_draft = r->n_draft,
-                            .first_row = r->first_logit,
-                            .first_draft = row + first + 1,
-                            .first_q = r->first_q};
+    r->round_idx = g->batch.n_rounds;
+    add_round(&g->batch, &(struct kern_round){.n_draft = r->n_draft,
+                                              .first_row = r->first_logit,
+                                              .first_draft = r->first_draft,
+                                              .first_q = r->first_q});
+    g->batch.has_penalties |= r->has_penalties;
     return idx;
 }
 
-static int fill_pages(struct engine *g, const struct engine_request *r, int idx, struct err *e) {
-    int rc = 0, n_blocks;
-    for (int i = 0; i < g->sizes.n_groups && !rc; i++) {
-        const int32_t *pages =
-            kvpool_seq_pages(g->pool, r->seq, g->sizes.group_class[i], &n_blocks);
-        rc = model_batch_pages(&g->batch.pass, g->kern, idx, i, pages, n_blocks, 0, 0, e);
+static void fill_pages(struct engine *g, int seq, int idx) {
+    for (int i = 0; i < g->sizes.n_groups; i++) {
+        int n_blocks;
+        const int32_t *pages = kvpool_seq_pages(g->pool, seq, g->sizes.group_class[i], &n_blocks);
+        model_batch_pages(&g->batch.pass, idx, i, pages, n_blocks, 0, 0);
     }
-    return rc;
 }
 
-void engine__describe_groups(const struct engine *g, struct model_pass *pass) {
+/* Rows and sequences up to counts that occur often, where recordings are kept: a sequence more is a
+ * round of an idle row. */
+static void pad(struct engine_batch *b) {
+    struct model_batch *p = &b->pass;
+    const struct model_caps *caps = &p->caps;
+    int seqs = model_batch_round(p, p->n_seqs), n = p->n_logits;
+    int rows = model_batch_round(p, p->n_gen + seqs - p->n_seqs);
+    if (p->n_prompt > 0 || seqs > caps->max_seqs || rows > caps->max_rows ||
+        rows > caps->max_logits || p->n_gen != n)
+        return;
+    model_batch_pad(p, rows, seqs, rows);
+    for (; n < rows; n++) {
+        ((struct kern_sample *)b->sample.host)[n] = no_request;
+        if (b->n_rounds < seqs) add_round(b, &(struct kern_round){.first_row = n, .first_q = -1});
+    }
+}
+
+/* What was filled, to the backend. */
+static int put(struct engine *g, struct model_pass *pass, struct err *e) {
     const struct engine_sizes *z = &g->sizes;
+    struct engine_batch *b = &g->batch;
+    pad(b);
+    int rc = model_batch_finish(&b->pass, g->kern, &b->sample, b->pass.n_logits,
+                                sizeof(struct kern_sample), b->kv_bytes.dev, pass, e);
     for (int i = 0; i < z->n_groups; i++) {
         pass->group[i].first_layer = z->group_first[i];
         pass->group[i].n_layers = z->group_layers[i];
         pass->group[i].arena = g->arena;
         pass->group[i].kv_dtype = z->kv_dtype;
     }
-    pass->logits = g->batch.dev_logits;
+    pass->logits = b->dev_logits;
     pass->logits_stride = (size_t)z->vocab;
+    return rc;
+}
+
+static void begin(struct engine_batch *b) {
+    model_batch_begin(&b->pass);
+    b->n_rounds = 0;
+    b->has_penalties = false;
 }
 
 int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e) {
+    begin(&g->batch);
+    for (int i = 0; i < g->n_turn; i++) fill_pages(g, g->turn[i]->seq, fill_rows(g, g->turn[i]));
+    return put(g, pass, e);
+}
+
+int engine__batch_build_dummy(struct engine *g, int seq, int context, int n,
+                              struct model_pass *pass, struct err *e) {
+    static const int32_t token[KERN_MAX_DRAFT + 1];
     struct engine_batch *b = &g->batch;
-    model_batch_begin(&b->pass);
-    b->n_rounds = 0;
-    for (int i = 0; i < g->n_turn; i++) {
-        int idx = fill_rows(g, g->turn[i]);
-        int rc = fill_pages(g, g->turn[i], idx, e);
-        if (rc) return rc;
-    }
-    int rc = model_batch_finish(&b->pass, g->kern, pass, e);
-    engine__describe_groups(g, pass);
-    if (!rc)
-        rc = model_array_put(g->kern, &b->sample, b->pass.n_logits, sizeof(struct kern_sample), e);
-    if (!rc) rc = model_array_put(g->kern, &b->round, b->n_rounds, sizeof(struct kern_round), e);
-    return rc;
+    int row;
+    begin(b);
+    int idx = model_batch_add(&b->pass, token, n, context, false, &row);
+    for (int i = 0; i < n; i++)
+        ((struct kern_sample *)b->sample.host)[model_batch_want(&b->pass, row + i)] = no_request;
+    add_round(b, &(struct kern_round){.n_draft = n - 1, .first_draft = row + 1, .first_q = -1});
+    fill_pages(g, seq, idx);
+    return put(g, pass, e);
 }
 
 /* ---- Deciding ---- */
@@ -171,40 +213,51 @@ struct kern_history engine__history(const struct engine *g) {
                                  .recent = g->batch.pass.token.dev};
 }
 
-int engine__batch_decide(struct engine *g, struct err *e) {
+static int compute(struct engine *g, const struct model_pass *pass, struct err *e) {
     struct engine_batch *b = &g->batch;
     struct kern *k = g->kern;
-    if (b->n_rounds == 0) return 0;
     struct kern_history history = engine__history(g);
     struct kern_draft_probs q = {0};
     if (g->proposer) q = proposer_probs(g->proposer);
-    int rc = k->ops->accept(k, b->n_rounds, g->vocab, b->dev_logits, (size_t)g->sizes.vocab,
-                            b->sample.dev, &history, b->round.dev, b->pass.token.dev, &q,
-                            b->scratch, b->n_accepted.dev, b->dev_sampled);
+    int rc = model_forward(g->model, pass, e);
+    if (rc || b->n_rounds == 0) return rc;
+    rc = k->ops->accept(k, b->n_rounds, g->vocab, b->dev_logits, (size_t)g->sizes.vocab,
+                        b->sample.dev, &history, b->round.dev, b->pass.token.dev, &q, b->scratch,
+                        b->n_accepted.dev, b->sampled.dev);
+    if (!rc && b->has_penalties)
+        rc = k->ops->tally(k, b->n_rounds, b->round.dev, b->sample.dev, b->n_accepted.dev,
+                           b->sampled.dev, b->dev_output_count, (size_t)g->sizes.vocab);
     return rc ? err_raise(e, rc, "deciding %d rounds failed", b->n_rounds) : 0;
 }
 
-/* What was decided, to the host. */
-int engine__batch_fetch(struct engine *g, struct err *e) {
-    struct engine_batch *b = &g->batch;
+int engine__batch_run(struct engine *g, const struct model_pass *pass, struct err *e) {
     const struct kern_ops *ops = g->kern->ops;
-    uint64_t kv_bytes = 0;
-    int rc = ops->download(g->kern, &kv_bytes, b->pass.dev_kv_bytes, sizeof kv_bytes, e);
-    g->live.kv_bytes_read += kv_bytes;
-    if (!rc && b->n_rounds > 0)
-        rc = ops->download(g->kern, b->sampled, b->dev_sampled,
-                           (size_t)b->pass.n_logits * sizeof *b->sampled, e);
-    if (!rc && b->n_rounds > 0)
-        rc = ops->download(g->kern, b->n_accepted.host, b->n_accepted.dev,
-                           (size_t)b->n_rounds * sizeof(int32_t), e);
-    return rc;
+    const struct engine_batch *b = &g->batch;
+    uint64_t key[KERN_RECORD_KEY];
+    bool replayed = false;
+    if (pass->batch.rows.n_prompt > 0) return compute(g, pass, e);
+    model_batch_key(&b->pass, pass, (uint64_t)b->n_rounds << 1 | b->has_penalties, key);
+    int rc = ops->record_begin(g->kern, key, &replayed, e);
+    if (rc || replayed) return rc;
+    rc = compute(g, pass, e);
+    return rc ? rc : ops->record_end(g->kern, e);
+}
+
+int engine__batch_fetch(struct engine *g, struct err *e) {
+    const struct engine_batch *b = &g->batch;
+    int n = b->n_rounds > 0 ? b->pass.n_logits : 0;
+    return g->kern->ops->fetch(
+        g->kern, b->kv_bytes.host, b->kv_bytes.dev,
+        model_array_span(&b->kv_bytes, &b->sampled, n, sizeof(struct kern_sampled)), e);
+}
+
+uint64_t engine__batch_kv_bytes(struct engine *g) {
+    uint64_t all = *(const uint64_t *)g->batch.kv_bytes.host, n = all - g->batch.kv_bytes_seen;
+    g->batch.kv_bytes_seen = all;
+    return n;
 }
 
 /* ---- Penalty counts ---- */
-
-static void add_count(uint16_t *count) {
-    if (*count < UINT16_MAX) ++*count;
-}
 
 int engine__history_begin(struct engine *g, const struct engine_request *r, struct err *e) {
     struct engine_batch *b = &g->batch;
@@ -213,13 +266,4 @@ int engine__history_begin(struct engine *g, const struct engine_request *r, stru
     int rc = g->kern->ops->upload(g->kern, b->dev_output_count + at, b->count, bytes, e);
     for (int i = 0; i < r->n_prompt; i++) b->count[r->ids[i]] = 1;
     return rc ? rc : g->kern->ops->upload(g->kern, b->dev_prompt_count + at, b->count, bytes, e);
-}
-
-int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token,
-                        struct err *e) {
-    uint16_t count = 0;
-    for (int i = 0; i < r->n_out; i++)
-        if (r->ids[r->n_prompt + i] == token) add_count(&count);
-    uint16_t *dst = g->batch.dev_output_count + (size_t)r->slot * (size_t)g->sizes.vocab + token;
-    return g->kern->ops->upload(g->kern, dst, &count, sizeof count, e);
 }

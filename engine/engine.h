@@ -184,6 +184,10 @@ void engine_release(struct engine *g, struct engine_request *r);
 void engine_drain(struct engine *g);
 bool engine_idle(const struct engine *g); /* nothing running or waiting */
 
+/* 0, or why nothing can be computed any more: the device failed, E_DEVICE as a rule. Requests end
+ * with that error, new ones are refused with it; all that is left is to close. Any thread. */
+int engine_failed(const struct engine *g, struct err *e);
+
 /* ---- Numbers ---- */
 
 enum { ENGINE_N_BUCKETS = 16 };

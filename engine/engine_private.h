@@ -105,9 +105,11 @@ struct engine_request {
     int n_logits;
     int first_logit; /* index of its first logits row */
     int round_idx;   /* index of its round, where n_logits > 0 */
-    /* This round's proposal: n_draft tokens in ids, behind the committed ones. */
+    /* This round's proposal: n_draft tokens in ids, behind the committed ones; -1 each where the
+     * model draws them. */
     int n_draft;
-    int first_q; /* row of the draft's probabilities, -1: none needed */
+    int first_draft; /* entry of the batch's tokens for the first of them */
+    int first_q;     /* row of the draft's probabilities, -1: none needed */
     bool has_bid;
     struct draft_bid bid;              /* what this round's choice was made of */
     int32_t looked_up[KERN_MAX_DRAFT]; /* what lookup had ready, bid.max_lookup of them */
@@ -143,15 +145,22 @@ struct engine_request *engine__list_pop(struct engine_list *l);
 
 struct engine_batch {
     struct model_batch pass;
-    float *dev_logits;                             /* [max_logits][vocab] */
-    struct model_array sample;                     /* kern_sample [max_logits] */
-    struct model_array round, n_accepted;          /* kern_round, i32 [max_seqs] */
-    struct kern_sampled *dev_sampled, *sampled;    /* [max_logits], backend's and host's */
+    /* Uploaded with the pass's own arrays. */
+    struct model_array round;  /* kern_round [max_seqs] */
+    struct model_array sample; /* kern_sample [max_logits] */
+    /* What a step brings back, in one copy. */
+    struct model_array kv_bytes;   /* u64: K and V that attention ever read */
+    struct model_array n_accepted; /* i32 [max_seqs] */
+    struct model_array drawn;   /* i32 [max_seqs][max_draft_tokens], the draft's tokens by turn */
+    struct model_array sampled; /* kern_sampled [max_logits] */
+    float *dev_logits;          /* [max_logits][vocab] */
     uint16_t *dev_prompt_count, *dev_output_count; /* [max_seqs][vocab] */
-    uint16_t *count;                               /* [vocab], staging */
-    void *scratch;                                 /* of the decision */
-    void *host_block, *dev_block_base;             /* what everything above is carved from */
+    uint16_t *count;                   /* [vocab], staging: a heap block, so that it may change */
+    void *scratch;                     /* of the decision */
+    void *host_block, *dev_block_base; /* what everything above is carved from */
+    uint64_t kv_bytes_seen;            /* of kv_bytes, at the last look */
     int n_rounds;
+    bool has_penalties; /* some round's tokens are counted */
 };
 
 struct engine_costs {  /* running estimates of where a step's time goes */
@@ -168,20 +177,30 @@ void engine__batch_close(struct engine *g);
  */
 int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e);
 
-/* Enqueue the decision of the pass's rounds; after a sync, bring what was decided to the host. */
-int engine__batch_decide(struct engine *g, struct err *e);
+/* The same of one sequence of n generated rows behind `context` positions, whose tokens nobody
+ * cares for: a round of n - 1 draft tokens (calibrate.c). */
+int engine__batch_build_dummy(struct engine *g, int seq, int context, int n,
+                              struct model_pass *pass, struct err *e);
+
+/* Enqueue the pass and the decision of its rounds. */
+int engine__batch_run(struct engine *g, const struct model_pass *pass, struct err *e);
+
+/* Enqueue the way back of what was decided; it is in the host's arrays after a sync. Then: bytes of
+ * K and V read since the last look. */
 int engine__batch_fetch(struct engine *g, struct err *e);
+uint64_t engine__batch_kv_bytes(struct engine *g);
 
 /* What a request's draws have in common; the position is the caller's. */
 struct kern_sample engine__sample_of(const struct engine *g, const struct engine_request *r);
 struct kern_history engine__history(const struct engine *g);
-/* Layers, arena, type and logits of a pass over the target. */
-void engine__describe_groups(const struct engine *g, struct model_pass *pass);
 
-/* Penalty counts of a request that was given a slot, and of one more token. */
+/* Penalty counts of a request that was given a slot. What it emits is counted in the backend. */
 int engine__history_begin(struct engine *g, const struct engine_request *r, struct err *e);
-int engine__history_add(struct engine *g, const struct engine_request *r, int32_t token,
-                        struct err *e);
+
+/* ---- Failure (queue.c) ---- */
+
+/* The backend failed with rc; `e` is what its operation said. From now on engine_failed tells. */
+void engine__break(struct engine *g, int rc, const struct err *e);
 
 /* ---- Schedule (schedule.c) ---- */
 
@@ -205,7 +224,13 @@ void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft
 int engine__draft_setting(const struct engine *g, const struct verify_params *p);
 
 /* Set n_draft of every request of g->turn and write the tokens behind its committed ones. */
-int engine__propose(struct engine *g, struct err *e);
+void engine__choose(struct engine *g);
+
+/* The draft's passes of this step: fill and upload, once the target's batch is; enqueue, with marks
+ * of time behind *mark; after the sync, what they took and drew. */
+int engine__draft_prepare(struct engine *g, struct err *e);
+int engine__draft_run(struct engine *g, int *mark, struct err *e);
+int engine__draft_done(struct engine *g);
 
 /* A round was decided: n_accepted of its draft tokens, n_committed tokens emitted in all. Counts
  * and learns from it, and rolls both caches back to what is committed (r->n_kv). */
@@ -253,6 +278,8 @@ struct engine {
     bool closing;             /* lock */
     atomic_bool news, draining;
     atomic_int n_waiting, n_live; /* live: submitted and not finished */
+    atomic_int failed;            /* E_* once the backend has failed; `failure` was set before */
+    char failure[ENGINE_ERROR_BYTES];
 
     /* Step thread. */
     struct engine_list waiting, done;
@@ -268,7 +295,9 @@ struct engine {
     struct engine_request *bidder[ENGINE_MAX_SEQS];
     struct proposer_turn draft_turn[ENGINE_MAX_SEQS];
     struct engine_request *drafter[ENGINE_MAX_SEQS];
-    int n_calibrated;            /* points measured so far */
+    int n_draft_turns;
+    int n_calibrated; /* points measured so far, of one context */
+    bool calibrates_far, is_calibrated;
     int64_t draft_ns, kernel_ns; /* of this step: in draft passes; in the backend's operations */
     int64_t draft_pass_rows;     /* rows of this step's draft passes */
     struct engine_stats live;

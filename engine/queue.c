@@ -1,5 +1,7 @@
 /* The way in: checks on the submitter's thread, the inbox, and the flags by which other threads
  * talk to the step thread. */
+#include <stdio.h>
+
 #include "base/err.h"
 #include "engine/engine_private.h"
 
@@ -80,7 +82,24 @@ static int check_options(const struct engine *g, const struct engine_submit_opti
     return 0;
 }
 
+int engine_failed(const struct engine *g, struct err *e) {
+    int code = atomic_load_explicit(&g->failed, memory_order_acquire);
+    return code ? err_raise(e, code, "%s", g->failure) : 0;
+}
+
+/* An operation knows that it could not start, the next sync what stopped the device. */
+void engine__break(struct engine *g, int rc, const struct err *e) {
+    struct err why = {0};
+    if (engine_failed(g, NULL)) return;
+    if (g->kern->ops->sync(g->kern, &why) == 0 || !why.message[0]) why = *e;
+    snprintf(g->failure, sizeof g->failure, "the device failed: %s",
+             why.message[0] ? why.message : err_text(rc));
+    atomic_store_explicit(&g->failed, rc, memory_order_release);
+}
+
 static int check_queue(const struct engine *g, struct err *e) {
+    int rc = engine_failed(g, e);
+    if (rc) return rc;
     if (atomic_load(&g->draining)) return err_raise(e, E_CLOSED, "shutting down: no new requests");
     int n = atomic_load(&g->n_waiting);
     if (n >= g->sizes.o.max_queue)

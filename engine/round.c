@@ -1,8 +1,7 @@
-/* A round's two ends: before the target's pass, who proposes how many draft tokens; after the
- * decision, what that taught, and the rollback of both caches to exactly the committed tokens. */
+/* A round's two ends: before any pass, who proposes how many draft tokens; after the decision, what
+ * that taught, and the rollback of both caches to exactly the committed tokens. */
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/err.h"
 #include "engine/engine_private.h"
 
@@ -102,7 +101,6 @@ static int make_bids(struct engine *g, int *n_other, double *other_kv) {
 static void observe(void *arg, const struct proposer_pass *pass) {
     struct engine *g = arg;
     g->draft_ns += pass->ns;
-    g->kernel_ns += pass->kernel_ns;
     g->draft_pass_rows += pass->n_rows;
     if (!pass->prompt)
         draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
@@ -118,7 +116,8 @@ static int catch_up_budget(const struct engine *g) {
 }
 
 /* Turn the bids that the model won into its turns. Who is far behind gets what is left of the
- * budget to catch up, first come first served, and proposes nothing yet. */
+ * budget to catch up, first come first served, and proposes nothing yet. Draft tokens stand as -1
+ * behind the committed ones: they will be known to the backend alone. */
 static int fill_turns(struct engine *g, int n_bids) {
     int n = 0, rows = 0, budget = catch_up_budget(g);
     for (int far = 0; far < 2; far++) {
@@ -144,24 +143,24 @@ static int fill_turns(struct engine *g, int n_bids) {
                 .n_draft = most == lag ? b->n_draft : 0,
                 .sample = engine__sample_of(g, r),
                 .min_position = r->n_prompt + r->params.min_tokens,
-                .stop_at_eog = !r->params.ignore_eos,
                 .wants_probs = r->params.temperature > 0 && r->params.coupling != VERIFY_GUMBEL,
                 .n_kv = r->n_draft_kv,
             };
+            if (most < lag) continue;
+            r->n_draft = b->n_draft;
+            if (g->draft_turn[n - 1].wants_probs) r->first_q = proposer_first(g->proposer, n - 1);
+            for (int j = 0; j < r->n_draft; j++) r->ids[n_tokens(r) + j] = -1;
         }
     }
     return n;
 }
 
-static void take_proposal(struct engine_request *r, const struct proposer_turn *t) {
-    r->n_draft_kv = t->n_kv;
-    r->n_draft = t->n_proposed;
-    r->first_q = t->first_q;
-    memcpy(r->ids + n_tokens(r), t->token, (size_t)t->n_proposed * sizeof *t->token);
-    if (t->n_proposed > 0 && t->token[t->n_proposed - 1] < 0) {
-        r->draft_nan = true;
-        r->n_draft = 0;
-    }
+/* Draft tokens that hold a -1 are no proposal: the draft's output held NaN there. */
+static bool has_nan(const struct engine *g, int turn) {
+    const int32_t *token = (const int32_t *)g->batch.drawn.host + proposer_first(g->proposer, turn);
+    for (int i = 0; i < g->draft_turn[turn].n_proposed; i++)
+        if (token[i] < 0) return true;
+    return false;
 }
 
 /* A draft's time belongs to requests by the rows that they had in it. */
@@ -189,12 +188,12 @@ static int draft_room(const struct engine *g) {
     return room > 0 ? room : 0;
 }
 
-int engine__propose(struct engine *g, struct err *e) {
+void engine__choose(struct engine *g) {
     int n_other;
     double other_kv;
-    g->draft_ns = g->draft_pass_rows = 0;
+    g->n_draft_turns = 0;
     int n = make_bids(g, &n_other, &other_kv);
-    if (n == 0) return 0;
+    if (n == 0) return;
     draft_choose(&g->passes, g->bid, n, n_other, other_kv, draft_room(g));
     for (int i = 0; i < n; i++) {
         struct engine_request *r = g->bidder[i];
@@ -203,17 +202,39 @@ int engine__propose(struct engine *g, struct err *e) {
         r->n_draft = r->bid.n_draft;
         memcpy(r->ids + n_tokens(r), r->looked_up, (size_t)r->n_draft * sizeof *r->ids);
     }
-    if (!g->proposer) return 0;
-    int n_turns = fill_turns(g, n);
-    if (n_turns == 0) return 0;
-    struct kern_history history = engine__history(g);
+    if (g->proposer) g->n_draft_turns = fill_turns(g, n);
+}
+
+int engine__draft_prepare(struct engine *g, struct err *e) {
     int n_eog = g->n_eog < ENGINE_MAX_BANNED ? g->n_eog : ENGINE_MAX_BANNED;
-    int rc = proposer_run(g->proposer, g->pool, &history, g->eog, n_eog, g->draft_turn, n_turns,
-                          observe, g, e);
-    if (rc) return err_prefix(e, rc, "draft");
-    for (int i = 0; i < n_turns; i++) take_proposal(g->drafter[i], &g->draft_turn[i]);
-    share_time(g, n_turns);
-    return 0;
+    if (g->n_draft_turns == 0) return 0;
+    for (int i = 0; i < g->n_draft_turns; i++)
+        g->draft_turn[i].first_target = g->drafter[i]->first_draft;
+    int rc =
+        proposer_prepare(g->proposer, g->pool, g->eog, n_eog, g->draft_turn, g->n_draft_turns, e);
+    return rc ? err_prefix(e, rc, "draft") : 0;
+}
+
+int engine__draft_run(struct engine *g, int *mark, struct err *e) {
+    if (g->n_draft_turns == 0) return 0;
+    struct kern_history history = engine__history(g);
+    int rc =
+        proposer_run(g->proposer, &history, g->batch.drawn.dev, g->batch.pass.token.dev, mark, e);
+    return rc ? err_prefix(e, rc, "draft") : 0;
+}
+
+int engine__draft_done(struct engine *g) {
+    g->draft_ns = g->draft_pass_rows = 0;
+    if (g->n_draft_turns == 0) return 0;
+    int rc = proposer_done(g->proposer, observe, g);
+    for (int i = 0; i < g->n_draft_turns; i++) {
+        struct engine_request *r = g->drafter[i];
+        ASSERT(g->draft_turn[i].n_proposed == r->n_draft);
+        r->n_draft_kv = g->draft_turn[i].n_kv;
+        r->draft_nan = has_nan(g, i);
+    }
+    share_time(g, g->n_draft_turns);
+    return rc;
 }
 
 /* ---- After the decision ---- */
@@ -243,11 +264,14 @@ static int roll_back(struct engine *g, const struct engine_request *r, enum kvpo
     return before - after;
 }
 
+/* What an end of the answer cut off was drafted and counts as that, but says nothing of how well:
+ * behind an end token the draft guesses what nobody would have gone on to say. */
 void engine__round_end(struct engine *g, struct engine_request *r, int n_accepted,
                        int n_committed) {
     int n_pages = 0, n_emitted = n_committed < n_accepted ? n_committed : n_accepted;
+    int n_judged = n_committed <= n_accepted ? n_committed : r->n_draft;
     if (r->has_bid)
-        draft_learn(&r->bid, g->prior, r->n_draft, n_accepted, r->looked_up, r->bid.max_lookup,
+        draft_learn(&r->bid, g->prior, n_judged, n_emitted, r->looked_up, r->bid.max_lookup,
                     r->ids + n_tokens(r) - n_committed, n_committed);
     if (r->n_out > n_committed) { /* the prompt's own last row is no round */
         count(&r->speculation, r, n_emitted);

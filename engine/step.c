@@ -46,7 +46,7 @@ static void leave(struct engine *g, int idx, enum engine_finish end) {
         kvpool_seq_register(g->pool, r->seq, r->ids, n_prompt_kv, KVPOOL_PROMPT);
         kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_GENERATED);
     }
-    if (g->trace_kv) trace_kv(g, r);
+    if (g->trace_kv && !engine_failed(g, NULL)) trace_kv(g, r);
     kvpool_seq_close(g->pool, r->seq);
     g->free_slot[g->n_free_slots++] = r->slot;
     g->n_running--;
@@ -159,8 +159,23 @@ static void admit(struct engine *g) {
         atomic_store_explicit(&r->admitted_ns, clock_ns(), memory_order_relaxed);
         g->live.n_prompt_tokens += (uint64_t)r->n_prompt;
         g->live.n_cached_prompt_tokens += (uint64_t)n_hit;
-        if (r->has_penalties && (rc = engine__history_begin(g, r, &e)) != 0)
-            fail(g, g->n_running - 1, rc, e.message);
+        if (r->has_penalties && (rc = engine__history_begin(g, r, &e)) != 0) {
+            engine__break(g, rc, &e);
+            return;
+        }
+    }
+}
+
+/* The backend failed: nothing can be computed any more, and everybody is told why. */
+static void fail_all(struct engine *g) {
+    struct err e = {0};
+    int rc = engine_failed(g, &e);
+    while (g->n_running > 0) fail(g, g->n_running - 1, rc, e.message);
+    for (struct engine_request *r; (r = engine__list_pop(&g->waiting));) {
+        atomic_fetch_sub(&g->n_waiting, 1);
+        r->error_code = rc;
+        snprintf(r->error, sizeof r->error, "%s", e.message);
+        retire(g, r, ENGINE_FAILED);
     }
 }
 
@@ -186,35 +201,61 @@ static void trace(struct engine *g) {
 /* A pass of generated rows alone tells what such passes cost, and each request its share. */
 static void note_cost(struct engine *g, int64_t ns) {
     double kv = 0;
-    int rows = g->batch.pass.n_gen;
+    int rows = 0;
     for (int i = 0; i < g->n_turn; i++) {
-        struct engine_request *r = g->turn[i];
-        kv += r->n_kv + r->n_rows;
-        r->speculation.verify_ns += ns * r->n_rows / rows;
+        kv += g->turn[i]->n_kv + g->turn[i]->n_rows;
+        rows += g->turn[i]->n_rows;
     }
+    for (int i = 0; i < g->n_turn; i++)
+        g->turn[i]->speculation.verify_ns += ns * g->turn[i]->n_rows / rows;
     g->live.speculation.verify_ns += ns;
     draft_cost_observe(&g->passes.target, rows, kv, (double)ns);
 }
 
-/* Compute the rows of g->turn and decide the rounds of those that want a token. */
-static int compute(struct engine *g, struct err *e) {
+/* After the sync: what the marks tell. The draft's passes lie between the first and `mark`, the
+ * target's before the next. */
+static int note_times(struct engine *g, int mark) {
+    const struct kern_ops *ops = g->kern->ops;
+    int n_gen = 0, n_prompt = 0, rc = engine__draft_done(g);
+    int64_t ns = 0;
+    for (int i = 0; i < g->n_turn; i++)
+        *(engine__decodes(g->turn[i]) ? &n_gen : &n_prompt) += g->turn[i]->n_rows;
+    if (!rc) rc = ops->elapsed(g->kern, 0, mark + 1, &g->kernel_ns);
+    if (!rc) rc = ops->elapsed(g->kern, mark, mark + 1, &ns);
+    if (rc || ns == 0) return rc;
+    if (n_prompt == 0) note_cost(g, ns);
+    engine__costs_update(&g->costs, n_gen, n_prompt, (double)ns);
+    return 0;
+}
+
+/* Enqueue the step: the draft's passes, the target's, the decision and its way back. The only wait
+ * is the sync at its end; nothing before it looks at what was computed. */
+static int enqueue(struct engine *g, int *mark, struct err *e) {
     struct kern *k = g->kern;
     struct model_pass pass;
+    int rc = engine__batch_build(g, &pass, e);
+    if (!rc) rc = engine__draft_prepare(g, e);
+    if (!rc) rc = k->ops->mark(k, *mark);
+    if (!rc) rc = engine__draft_run(g, mark, e);
+    if (!rc) rc = engine__batch_run(g, &pass, e);
+    if (!rc) rc = k->ops->mark(k, *mark + 1);
+    if (!rc) rc = engine__batch_fetch(g, e);
+    return rc ? rc : k->ops->sync(k, e);
+}
+
+/* Compute the rows of g->turn and decide the rounds of those that want a token. */
+static int compute(struct engine *g, struct err *e) {
+    int mark = 0;
     for (int i = 0; i < g->n_turn; i++)
         for (int c = 0; c < g->sizes.n_groups; c++)
             kvpool_seq_extend(g->pool, g->turn[i]->seq, g->sizes.group_class[c],
                               g->turn[i]->n_kv + g->turn[i]->n_rows);
-    int rc = engine__batch_build(g, &pass, e);
-    int64_t start = clock_ns();
-    if (!rc) rc = model_forward(g->model, &pass, e);
-    if (!rc) rc = engine__batch_decide(g, e);
-    if (!rc) rc = k->ops->sync(k, e);
-    int64_t ns = clock_ns() - start;
-    g->kernel_ns += ns;
-    if (!rc) rc = engine__batch_fetch(g, e);
-    if (!rc && g->batch.pass.n_prompt == 0) note_cost(g, ns);
-    if (!rc && g->trace) trace(g);
-    return rc;
+    int rc = enqueue(g, &mark, e);
+    if (!rc) rc = note_times(g, mark);
+    if (rc) return rc;
+    g->live.kv_bytes_read += engine__batch_kv_bytes(g);
+    if (g->trace) trace(g);
+    return 0;
 }
 
 /* ---- Commit ---- */
@@ -255,7 +296,6 @@ static enum engine_finish commit_token(struct engine *g, struct engine_request *
     r->news = true;
     g->live.n_generated_tokens++;
     count_latency(g, r, now);
-    if (r->has_penalties && engine__history_add(g, r, s->token, e)) return ENGINE_FAILED;
     if (!r->params.ignore_eos && tokenizer_is_eog(g->tokenizer, s->token)) return ENGINE_STOP;
     if (verify_text_push(&r->text, s->token, NULL)) {
         r->stop_idx = r->text.stop_idx;
@@ -275,7 +315,8 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
         return;
     }
     int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_committed = 0;
-    const struct kern_sampled *run = &g->batch.sampled[r->first_logit];
+    const struct kern_sampled *run =
+        (const struct kern_sampled *)g->batch.sampled.host + r->first_logit;
     enum engine_finish end = ENGINE_RUNNING;
     ASSERT(n_accepted >= 0 && n_accepted <= r->n_draft);
     if (r->use_cache && !engine__decodes(r))
@@ -292,49 +333,47 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
 }
 
 /* A draft whose output holds NaN ends its request, nobody else's. */
-static void fail_broken_drafts(struct engine *g) {
-    for (int i = g->n_turn - 1; i >= 0; i--) {
-        struct engine_request *r = g->turn[i];
-        char text[ENGINE_ERROR_BYTES];
-        if (!r->draft_nan) continue;
-        snprintf(text, sizeof text,
-                 "the draft's output behind position %d holds values that are no numbers",
-                 r->n_prompt + r->n_out - 1);
-        fail(g, find_running(g, r), E_NUMERIC, text);
-        g->n_turn--;
-        memmove(&g->turn[i], &g->turn[i + 1], (size_t)(g->n_turn - i) * sizeof g->turn[0]);
-    }
+static void fail_broken_draft(struct engine *g, struct engine_request *r) {
+    char text[ENGINE_ERROR_BYTES];
+    snprintf(text, sizeof text,
+             "the draft's output behind position %d holds values that are no numbers",
+             r->n_prompt + r->n_out - 1);
+    fail(g, find_running(g, r), E_NUMERIC, text);
+}
+
+static void count_step(struct engine *g, int n_rows, int64_t ns) {
+    g->live.n_steps++;
+    g->live.n_rows += (uint64_t)n_rows;
+    g->live.step_seconds += (double)ns / 1e9;
+    g->live.speculation.draft_ns += g->draft_ns;
+    if (g->kernel_ns == 0) return; /* not known */
+    g->live.overhead_seconds += (double)(ns - g->kernel_ns) / 1e9;
+    g->passes.fixed_ns += 0.05 * ((double)(ns - g->kernel_ns) - g->passes.fixed_ns);
 }
 
 /* One step; false where nothing could be done. */
 static bool step(struct engine *g) {
     drop_cancelled(g);
     admit(g);
+    if (engine_failed(g, NULL)) return true;
     struct err e = {0};
     int64_t start = clock_ns();
     g->kernel_ns = 0;
     engine__collect(g);
-    int rc = engine__propose(g, &e);
-    fail_broken_drafts(g);
+    engine__choose(g);
     int n_rows = engine__schedule(g);
     if (n_rows == 0) return g->done.head != NULL;
-    int64_t pass_start = clock_ns();
-    if (!rc) rc = compute(g, &e);
-    int64_t end = clock_ns();
-    for (int i = 0; i < g->n_turn; i++) {
-        if (rc) fail(g, find_running(g, g->turn[i]), rc, e.message);
-        else commit(g, g->turn[i], end);
+    int rc = compute(g, &e);
+    if (rc) {
+        engine__break(g, rc, &e);
+        return true;
     }
-    if (!rc)
-        engine__costs_update(&g->costs, g->batch.pass.n_gen, g->batch.pass.n_prompt,
-                             (double)(end - pass_start));
-    int64_t ns = clock_ns() - start;
-    g->live.n_steps++;
-    g->live.n_rows += (uint64_t)n_rows;
-    g->live.step_seconds += (double)ns / 1e9;
-    g->live.overhead_seconds += (double)(ns - g->kernel_ns) / 1e9;
-    g->passes.fixed_ns += 0.05 * ((double)(ns - g->kernel_ns) - g->passes.fixed_ns);
-    g->live.speculation.draft_ns += g->draft_ns;
+    int64_t now = clock_ns();
+    for (int i = 0; i < g->n_turn; i++) {
+        if (g->turn[i]->draft_nan) fail_broken_draft(g, g->turn[i]);
+        else commit(g, g->turn[i], now);
+    }
+    count_step(g, n_rows, clock_ns() - start);
     return true;
 }
 
@@ -371,7 +410,8 @@ void *engine__thread(void *arg) {
         allocguard_enter();
         bool closing = engine__take_inbox(g), worked = false;
         if (closing) abort_all(g);
-        else worked = step(g) || engine__calibrate(g);
+        else if (!engine_failed(g, NULL)) worked = step(g) || engine__calibrate(g);
+        if (engine_failed(g, NULL)) fail_all(g);
         allocguard_leave();
         deliver(g);
         if (closing) return NULL;

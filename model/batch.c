@@ -1,5 +1,4 @@
-/* Filling the arrays of a pass. Nothing allocates; page tables go straight from the pool to the
- * backend. */
+/* Filling the arrays of a pass. Nothing allocates. */
 #include "model/batch.h"
 
 #include <string.h>
@@ -27,54 +26,68 @@ void model_carve_array(struct model_carve *c, struct model_array *a, size_t n, s
     a->dev = model_carve_dev(c, a->bytes);
 }
 
-int model_array_put(struct kern *k, const struct model_array *a, int n, size_t size,
-                    struct err *e) {
-    size_t bytes = (size_t)n * size;
-    ASSERT(bytes <= a->bytes);
-    return bytes ? k->ops->upload(k, a->dev, a->host, bytes, e) : 0;
+size_t model_array_span(const struct model_array *first, const struct model_array *last, int n,
+                        size_t size) {
+    size_t before = (size_t)((uint8_t *)last->dev - (uint8_t *)first->dev);
+    ASSERT((size_t)((uint8_t *)last->host - (uint8_t *)first->host) == before);
+    ASSERT(n >= 0 && (size_t)n * size <= last->bytes);
+    return before + (size_t)n * size;
 }
+
+/* ---- Layout ---- */
 
 /* Counts are bounded by the caller's checks of rows, sequences and the model's config: no product
  * here overflows. */
-void model_batch_layout(struct model_batch *b, struct model_carve *c, const struct model_caps *caps,
+void model_batch_arrays(struct model_batch *b, struct model_carve *c, const struct model_caps *caps,
                         int n_groups) {
     size_t rows = (size_t)caps->max_rows, seqs = (size_t)caps->max_seqs, i32 = sizeof(int32_t);
-    size_t blocks = (size_t)caps->max_blocks;
     b->caps = *caps;
     b->n_groups = n_groups;
     model_carve_array(c, &b->token, rows, i32);
     model_carve_array(c, &b->position, rows, i32);
     model_carve_array(c, &b->row_seq, rows, i32);
+    for (int i = 0; i < n_groups; i++) model_carve_array(c, &b->slot_page[i], rows, i32);
+    for (int i = 0; i < n_groups; i++) model_carve_array(c, &b->n_blocks[i], seqs, i32);
     model_carve_array(c, &b->seq_row, seqs, i32);
     model_carve_array(c, &b->seq_n_rows, seqs, i32);
     model_carve_array(c, &b->logit_row, (size_t)caps->max_logits, i32);
-    for (int i = 0; i < n_groups; i++) {
-        model_carve_array(c, &b->slot_page[i], rows, i32);
-        model_carve_array(c, &b->n_blocks[i], seqs, i32);
-        b->dev_list[i] = model_carve_dev(c, seqs * blocks * i32);
-    }
-    b->dev_block = model_carve_dev(c, seqs * blocks * i32);
-    b->block = model_carve_host(c, blocks * i32);
-    b->page = model_carve_host(c, blocks * i32);
-    b->holed = model_carve_host(c, seqs * sizeof *b->holed);
-    b->dev_kv_bytes = model_carve_dev(c, sizeof *b->dev_kv_bytes);
 }
 
-static int put_blocks(struct model_batch *b, struct kern *k, int seq_idx, const int32_t *block,
-                      int n, struct err *e) {
-    size_t at = (size_t)seq_idx * (size_t)b->caps.max_blocks;
-    return k->ops->upload(k, b->dev_block + at, block, (size_t)n * sizeof *block, e);
+static void carve_list(struct model_carve *c, struct model_list *l, size_t n) {
+    l->host = model_carve_host(c, n * sizeof *l->host);
+    l->dev = model_carve_dev(c, n * sizeof *l->dev);
+    l->lo = l->hi = 0;
+}
+
+void model_batch_lists(struct model_batch *b, struct model_carve *c) {
+    size_t seqs = (size_t)b->caps.max_seqs, blocks = (size_t)b->caps.max_blocks;
+    for (int i = 0; i < b->n_groups; i++) carve_list(c, &b->page[i], seqs * blocks);
+    carve_list(c, &b->block, seqs * blocks);
+    b->counting = model_carve_host(c, blocks * sizeof *b->counting);
+    b->holed = model_carve_host(c, seqs * sizeof *b->holed);
+}
+
+static int put_list(struct model_list *l, struct kern *k, struct err *e) {
+    if (l->lo == l->hi) return 0;
+    size_t bytes = (l->hi - l->lo) * sizeof *l->host, lo = l->lo;
+    l->lo = l->hi = 0;
+    return k->ops->upload(k, l->dev + lo, l->host + lo, bytes, e);
 }
 
 int model_batch_init(struct model_batch *b, struct kern *k, struct err *e) {
-    for (int i = 0; i < b->caps.max_blocks; i++) b->block[i] = i;
-    memset(b->holed, 0, (size_t)b->caps.max_seqs * sizeof *b->holed);
-    for (int i = 0; i < b->caps.max_seqs; i++) {
-        int rc = put_blocks(b, k, i, b->block, b->caps.max_blocks, e);
-        if (rc) return rc;
-    }
-    return 0;
+    struct kern_device_info info;
+    k->ops->info(k, &info);
+    b->records = info.records;
+    for (int i = 0; i < b->caps.max_blocks; i++) b->counting[i] = i;
+    for (int i = 0; i < b->caps.max_seqs; i++)
+        memcpy(b->block.host + (size_t)i * (size_t)b->caps.max_blocks, b->counting,
+               (size_t)b->caps.max_blocks * sizeof *b->counting);
+    b->block.hi = (size_t)b->caps.max_seqs * (size_t)b->caps.max_blocks;
+    int rc = put_list(&b->block, k, e);
+    return rc ? rc : k->ops->sync(k, e);
 }
+
+/* ---- Rows ---- */
 
 void model_batch_begin(struct model_batch *b) {
     b->n_gen = b->n_prompt = b->n_seqs = b->n_logits = 0;
@@ -105,68 +118,80 @@ int model_batch_want(struct model_batch *b, int row) {
     return b->n_logits++;
 }
 
-/* Blocks without the hole: pages into b->page, indexes straight to the backend. */
-static int put_holed(struct model_batch *b, struct kern *k, int seq_idx, const int32_t *pages,
-                     int n_blocks, int hole_first, int hole_end, struct err *e) {
-    size_t at = (size_t)seq_idx * (size_t)b->caps.max_blocks,
-           behind = (size_t)(n_blocks - hole_end);
-    memcpy(b->page, pages, (size_t)hole_first * sizeof *pages);
-    memcpy(b->page + hole_first, pages + hole_end, behind * sizeof *pages);
-    b->holed[seq_idx] = true;
-    int rc = put_blocks(b, k, seq_idx, b->block, hole_first, e);
-    if (!rc)
-        rc = k->ops->upload(k, b->dev_block + at + hole_first, b->block + hole_end,
-                            behind * sizeof *b->block, e);
-    return rc;
+/* ---- Lists ---- */
+
+/* Entries at.. of a list are v[0..n) now. Pages of one sequence change at its end alone; another
+ * sequence in its place changes all. */
+static void set_list(struct model_list *l, size_t at, const int32_t *v, int n) {
+    int32_t *to = l->host + at;
+    int first = 0, end = n;
+    if (memcmp(to, v, (size_t)n * sizeof *v) == 0) return;
+    while (to[first] == v[first]) first++;
+    while (to[end - 1] == v[end - 1]) end--;
+    memcpy(to + first, v + first, (size_t)(end - first) * sizeof *v);
+    size_t lo = at + (size_t)first, hi = at + (size_t)end;
+    if (l->lo == l->hi || lo < l->lo) l->lo = lo;
+    if (hi > l->hi) l->hi = hi;
 }
 
-int model_batch_pages(struct model_batch *b, struct kern *k, int seq_idx, int group,
-                      const int32_t *pages, int n_blocks, int hole_first, int hole_end,
-                      struct err *e) {
+/* v without [hole_first, hole_end). */
+static void set_holed(struct model_list *l, size_t at, const int32_t *v, int n, int hole_first,
+                      int hole_end) {
+    set_list(l, at, v, hole_first);
+    set_list(l, at + (size_t)hole_first, v + hole_end, n - hole_end);
+}
+
+void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int32_t *pages,
+                       int n_blocks, int hole_first, int hole_end) {
     int row = ((int32_t *)b->seq_row.host)[seq_idx];
-    int n_rows = ((int32_t *)b->seq_n_rows.host)[seq_idx], rc = 0;
+    int n_rows = ((int32_t *)b->seq_n_rows.host)[seq_idx];
+    size_t at = (size_t)seq_idx * (size_t)b->caps.max_blocks;
     const int32_t *position = (int32_t *)b->position.host + row;
     int32_t *slot = (int32_t *)b->slot_page[group].host + row;
+    bool holed = hole_first < hole_end;
     ASSERT(n_blocks <= b->caps.max_blocks && position[n_rows - 1] / KERN_BLOCK < n_blocks);
     ASSERT(0 <= hole_first && hole_first <= hole_end && hole_end < n_blocks);
     for (int i = 0; i < n_rows; i++) {
         slot[i] = pages[position[i] / KERN_BLOCK];
         ASSERT(slot[i] >= 0);
     }
-    if (hole_first < hole_end) {
-        rc = put_holed(b, k, seq_idx, pages, n_blocks, hole_first, hole_end, e);
-        pages = b->page;
-        n_blocks -= hole_end - hole_first;
-    } else if (b->holed[seq_idx]) {
-        rc = put_blocks(b, k, seq_idx, b->block, b->caps.max_blocks, e);
-        b->holed[seq_idx] = false;
-    }
-    ((int32_t *)b->n_blocks[group].host)[seq_idx] = n_blocks;
-    if (rc) return rc;
-    return k->ops->upload(k, b->dev_list[group] + (size_t)seq_idx * (size_t)b->caps.max_blocks,
-                          pages, (size_t)n_blocks * sizeof *pages, e);
+    ((int32_t *)b->n_blocks[group].host)[seq_idx] = n_blocks - (hole_end - hole_first);
+    set_holed(&b->page[group], at, pages, n_blocks, hole_first, hole_end);
+    if (holed) set_holed(&b->block, at, b->counting, n_blocks, hole_first, hole_end);
+    else if (b->holed[seq_idx]) set_list(&b->block, at, b->counting, b->caps.max_blocks);
+    b->holed[seq_idx] = holed;
 }
 
-static int upload_all(struct model_batch *b, struct kern *k, struct err *e) {
-    int rows = b->n_gen + b->n_prompt, rc = 0;
-    size_t i32 = sizeof(int32_t);
-    uint64_t zero = 0;
-    const struct {
-        const struct model_array *array;
-        int n;
-    } list[] = {{&b->token, rows},           {&b->position, rows},
-                {&b->row_seq, rows},         {&b->seq_row, b->n_seqs},
-                {&b->seq_n_rows, b->n_seqs}, {&b->logit_row, b->n_logits}};
-    for (size_t i = 0; i < sizeof list / sizeof *list && !rc; i++)
-        rc = model_array_put(k, list[i].array, list[i].n, i32, e);
-    for (int i = 0; i < b->n_groups && !rc; i++) {
-        rc = model_array_put(k, &b->slot_page[i], rows, i32, e);
-        if (!rc) rc = model_array_put(k, &b->n_blocks[i], b->n_seqs, i32, e);
-    }
-    return rc ? rc : k->ops->upload(k, b->dev_kv_bytes, &zero, sizeof zero, e);
+/* ---- The end ---- */
+
+int model_batch_round(const struct model_batch *b, int n) {
+    int step = 1;
+    if (!b->records || n <= 4) return n;
+    while (8 * step <= n) step *= 2;
+    return (n + step - 1) / step * step;
 }
 
-int model_batch_finish(struct model_batch *b, struct kern *k, struct model_pass *pass,
+void model_batch_pad(struct model_batch *b, int n_rows, int n_seqs, int n_logits) {
+    int idle = b->n_gen;
+    ASSERT(n_rows <= b->caps.max_rows && n_seqs <= b->caps.max_seqs);
+    ASSERT(n_logits <= b->caps.max_logits);
+    ASSERT(b->n_prompt == 0 || (n_rows <= b->n_gen + b->n_prompt && n_seqs <= b->n_seqs));
+    for (; b->n_gen + b->n_prompt < n_rows; b->n_gen++) {
+        ((int32_t *)b->token.host)[b->n_gen] = ((int32_t *)b->row_seq.host)[b->n_gen] = -1;
+        ((int32_t *)b->position.host)[b->n_gen] = 0;
+        for (int i = 0; i < b->n_groups; i++) ((int32_t *)b->slot_page[i].host)[b->n_gen] = 0;
+    }
+    for (; b->n_seqs < n_seqs; b->n_seqs++) {
+        ((int32_t *)b->seq_row.host)[b->n_seqs] = b->n_gen;
+        ((int32_t *)b->seq_n_rows.host)[b->n_seqs] = 0;
+        for (int i = 0; i < b->n_groups; i++) ((int32_t *)b->n_blocks[i].host)[b->n_seqs] = 0;
+    }
+    for (; b->n_logits < n_logits; b->n_logits++)
+        ((int32_t *)b->logit_row.host)[b->n_logits] = idle < b->n_gen ? idle++ : 0;
+}
+
+int model_batch_finish(struct model_batch *b, struct kern *k, const struct model_array *last,
+                       int n_last, size_t size_last, uint64_t *kv_bytes, struct model_pass *pass,
                        struct err *e) {
     *pass = (struct model_pass){
         .batch = {.rows = {.n_gen = b->n_gen, .n_prompt = b->n_prompt},
@@ -180,16 +205,32 @@ int model_batch_finish(struct model_batch *b, struct kern *k, struct model_pass 
         .n_logits = b->n_logits,
         .logit_row = b->logit_row.dev,
     };
-    for (int i = 0; i < b->n_groups; i++)
+    int rc = put_list(&b->block, k, e);
+    for (int i = 0; i < b->n_groups; i++) {
         pass->group[i] = (struct model_group){
             .slot_page = b->slot_page[i].dev,
-            .lists = {.page = b->dev_list[i],
-                      .block = b->dev_block,
+            .lists = {.page = b->page[i].dev,
+                      .block = b->block.dev,
                       .n_blocks = b->n_blocks[i].dev,
                       .capacity = b->caps.max_blocks,
                       .seq_stride = 1,
                       .head_stride = 0},
-            .taps = {.kv_bytes_read = b->dev_kv_bytes},
+            .taps = {.kv_bytes_read = kv_bytes},
         };
-    return upload_all(b, k, e);
+        if (!rc) rc = put_list(&b->page[i], k, e);
+    }
+    return rc ? rc
+              : k->ops->upload(k, b->token.dev, b->token.host,
+                               model_array_span(&b->token, last, n_last, size_last), e);
+}
+
+void model_batch_key(const struct model_batch *b, const struct model_pass *pass, uint64_t more,
+                     uint64_t key[KERN_RECORD_KEY]) {
+    ASSERT(pass->batch.rows.n_prompt == 0);
+    key[0] = (uint64_t)(uintptr_t)b;
+    key[1] = (uint64_t)pass->batch.rows.n_gen;
+    key[2] = (uint64_t)pass->batch.n_seqs;
+    key[3] = (uint64_t)pass->n_logits;
+    key[4] = pass->group[0].taps.kv_bytes_read != NULL;
+    key[5] = more;
 }

@@ -4,7 +4,8 @@
 /* The arrays of a pass: the host fills its copies sequence by sequence, uploads what is used, and
  * gets a model_pass that points at the backend's. Target and draft have one each. Buffers are
  * carved from two blocks of the caller's, so that one layout counts (the plan prints the sums) and
- * carves. */
+ * carves. The host's block is kern_ops.host_reserve's: nothing in it may be written between an
+ * upload and the next sync, so a batch is filled once a sync. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,32 +21,43 @@ struct model_carve {
 void *model_carve_host(struct model_carve *c, size_t bytes);
 void *model_carve_dev(struct model_carve *c, size_t bytes);
 
-/* An array that the host fills and the backend reads. */
+/* An array that host and backend both have. Arrays that are carved one after another, with nothing
+ * else between, lie as far apart on both sides: one copy moves them all. */
 struct model_array {
     void *host, *dev;
     size_t bytes; /* capacity */
 };
 void model_carve_array(struct model_carve *c, struct model_array *a, size_t n, size_t size);
-/* Upload the first n entries of `size` bytes. */
-int model_array_put(struct kern *k, const struct model_array *a, int n, size_t size, struct err *e);
+/* Bytes from the start of `first` to the end of the first n entries of `last`, an array carved
+ * after it. */
+size_t model_array_span(const struct model_array *first, const struct model_array *last, int n,
+                        size_t size);
+
+/* What the backend holds of every sequence's list, kept by the host, too, so that only what changed
+ * is uploaded. */
+struct model_list {
+    int32_t *host, *dev; /* [max_seqs][max_blocks] */
+    size_t lo, hi;       /* entries [lo, hi) changed since the last upload */
+};
 
 struct model_batch {
     struct model_caps caps;
     int n_groups;
+    bool records; /* the backend keeps recordings: see model_batch_finish */
     struct model_array token, position, row_seq, seq_row, seq_n_rows, logit_row;
     struct model_array slot_page[MODEL_MAX_GROUPS], n_blocks[MODEL_MAX_GROUPS];
-    int32_t *dev_list[MODEL_MAX_GROUPS]; /* [max_seqs][max_blocks] page ids */
-    int32_t *dev_block;                  /* the same shape: block indexes, 0, 1, 2, ... */
-    int32_t *block;                      /* host, [max_blocks]: 0, 1, 2, ... */
-    int32_t *page;                       /* host, [max_blocks], staging of a list with a hole */
-    bool *holed;                         /* [max_seqs] dev_block's row is not 0, 1, 2, ... now */
-    uint64_t *dev_kv_bytes;              /* bytes of K and V that the pass read */
+    struct model_list page[MODEL_MAX_GROUPS]; /* page ids */
+    struct model_list block;                  /* block indexes: 0, 1, 2, ... */
+    int32_t *counting;                        /* host, [max_blocks]: 0, 1, 2, ... */
+    bool *holed;                              /* [max_seqs] block's row is not 0, 1, 2, ... now */
     int n_gen, n_prompt, n_seqs, n_logits;
 };
 
-/* Lay out every array for caps and n_groups at the carve's cursors. */
-void model_batch_layout(struct model_batch *b, struct model_carve *c, const struct model_caps *caps,
+/* Lay out every array for caps and n_groups at the carve's cursors, then, behind arrays of the
+ * caller's that are uploaded with them, the lists. */
+void model_batch_arrays(struct model_batch *b, struct model_carve *c, const struct model_caps *caps,
                         int n_groups);
+void model_batch_lists(struct model_batch *b, struct model_carve *c);
 /* After carving: the block indexes. */
 int model_batch_init(struct model_batch *b, struct kern *k, struct err *e);
 
@@ -62,15 +74,29 @@ int model_batch_add(struct model_batch *b, const int32_t *ids, int n_rows, int f
 int model_batch_want(struct model_batch *b, int row);
 
 /* The pages of sequence seq_idx in a group: blocks 0..n_blocks-1, all that its rows write among
- * them. Blocks [hole_first, hole_end) are not read (hole_first == hole_end: none). The list goes to
- * the backend at once. */
-int model_batch_pages(struct model_batch *b, struct kern *k, int seq_idx, int group,
-                      const int32_t *pages, int n_blocks, int hole_first, int hole_end,
-                      struct err *e);
+ * them. Blocks [hole_first, hole_end) are not read (hole_first == hole_end: none). */
+void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int32_t *pages,
+                       int n_blocks, int hole_first, int hole_end);
 
-/* Upload the arrays and describe the pass: batch, groups' lists and slots, logits rows. The caller
- * fills in the groups' layers, arena and type, and where logits go. */
-int model_batch_finish(struct model_batch *b, struct kern *k, struct model_pass *pass,
+/* A count of rows or sequences to which others are rounded up where the backend records, so that
+ * few shapes occur: exact where small, then in steps of an eighth to a quarter. */
+int model_batch_round(const struct model_batch *b, int n);
+
+/* Add idle rows, sequences without rows, and logits of idle rows (of row 0 where there is none), up
+ * to these counts. Generated rows alone. */
+void model_batch_pad(struct model_batch *b, int n_rows, int n_seqs, int n_logits);
+
+/* Upload what is used and describe the pass: batch, groups' lists and slots, logits rows. Arrays of
+ * the caller's go along: everything from `token` to n_last entries of `last` (of size_last bytes)
+ * in one copy; lists where they changed. kv_bytes: counter of what attention reads, or NULL. The
+ * caller fills in the groups' layers, arena and type, and where logits go. */
+int model_batch_finish(struct model_batch *b, struct kern *k, const struct model_array *last,
+                       int n_last, size_t size_last, uint64_t *kv_bytes, struct model_pass *pass,
                        struct err *e);
+
+/* Name of a pass's recording: its batch and shape; what else tells recordings apart is the
+ * caller's, in `more`. */
+void model_batch_key(const struct model_batch *b, const struct model_pass *pass, uint64_t more,
+                     uint64_t key[KERN_RECORD_KEY]);
 
 #endif
