@@ -90,6 +90,12 @@ __device__ static inline int attn_entries_until(const struct attn_args &a, size_
     return 0;
 }
 
+/* Rows of a sequence in this pass that a mask of ancestors has bits for. */
+__device__ static inline int attn_pass_rows(const struct attn_args &a, int seq) {
+    int first = a.seq_row[seq], n = min(a.seq_n_rows[seq], 64);
+    return first < 0 ? 0 : min(n, a.n_gen + a.n_prompt - first);
+}
+
 /* Bit i: does `row` (of sequence seq, at `position`) see token i of the block? Rows that are idle
  * see nothing: the caller's business. */
 __device__ static inline uint64_t attn_seen(const struct attn_args &a, int seq, int row,
@@ -100,7 +106,7 @@ __device__ static inline uint64_t attn_seen(const struct attn_args &a, int seq, 
     if (!a.ancestors) return seen;
     /* A token tree: rows of this pass are seen by their bit, everything older by position. */
     uint64_t mask = a.ancestors[row];
-    int first = a.seq_row[seq], n_pass = min(a.seq_n_rows[seq], 64);
+    int first = a.seq_row[seq], n_pass = attn_pass_rows(a, seq);
     for (int i = 0; i < n_pass; i++) {
         int at = a.position[first + i];
         if (at / KERN_BLOCK == block && !(mask >> i & 1))
