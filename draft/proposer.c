@@ -192,11 +192,11 @@ static void give_back(struct run *r, const struct proposer_turn *t, int *end) {
 static const struct kern_sample no_draw = {
     .top_p = 1, .repetition_penalty = 1, .purpose = RNG_SAMPLE, .history = -1, .probs_row = -1};
 
-static void fill_draw(struct run *r, int place) {
+/* The draws of a place; t: NULL where nobody sits there. */
+static void fill_draw(struct run *r, int place, const struct proposer_turn *t) {
     struct proposer *p = r->p;
     struct kern_sample *s = &((struct kern_sample *)p->sample.host)[place];
     struct kern_drawing *d = &((struct kern_drawing *)p->drawing.host)[place];
-    const struct proposer_turn *t = place < p->b.n_seqs ? &r->turn[p->turn_at[place]] : NULL;
     *d = (struct kern_drawing){0};
     *s = no_draw;
     if (!t || t->n_proposed == 0) return;
@@ -251,7 +251,7 @@ static void add_rows(struct run *r, struct proposer_turn *t, bool wants_logits) 
     if (hole_end == 1) model_batch_pages(&p->b, place, 0, pages, n_blocks, 0, 0);
     else model_batch_pages(&p->b, place, 0, pages, n_blocks, 1, hole_end);
     if (wants_logits) {
-        fill_draw(r, model_batch_want(&p->b, first_row + n - 1));
+        fill_draw(r, model_batch_want(&p->b, first_row + n - 1), t);
         ((struct kern_drawing *)p->drawing.host)[place].hole = hole_end - 1;
     }
     p->numbers[0].n_rows += n;
@@ -279,7 +279,7 @@ static void pad(struct run *r) {
         seqs = least(model_batch_round(b, seqs), p->o.max_seqs);
     }
     model_batch_pad(b, rows, seqs, least(model_batch_round(b, n), p->o.max_seqs));
-    for (; n < b->n_logits; n++) fill_draw(r, n);
+    for (; n < b->n_logits; n++) fill_draw(r, n, NULL);
     for (int i = 1; i < p->n_passes; i++)
         p->n_places[i] = least(model_batch_round(b, p->n_places[i]), b->n_logits);
 }
