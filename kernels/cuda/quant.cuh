@@ -21,12 +21,12 @@
  * A TILE holds planes for each group of 64 columns (u < K / 64; b < 2: its halves of 32; h < 2: row
  * g + 8 h), all groups of a plane before the next plane:
  *   low   8 bits: 1,024 bytes, value + 128 of (b, h, e) is byte 512 b + 16 lane + 8 h + e
- *         others: 512 bytes, word 2 b + h of lane's four holds low four bits of e at bit
- *         4 (e / 2) + 16 (e % 2): masks leave pairs (e, e + 1) in the halves of a word
+ *         others: 512 bytes, word 2 b + e / 4 of lane's four holds low four bits of (h, e) at bit
+ *         8 (e / 2 % 2) + 4 h + 16 (e % 2)
  *   high  5 bits: 128 bytes, one word a lane; bit 4 of (b, h, e) is its bit
- *         s + 4 (e / 2 % 2) + 16 (e % 2), s = 0..3, 8..11 for 2 (2 b + h) + e / 4 = 0..7
+ *         s + 4 h + 16 (e % 2), s = 0..3, 8..11 for 4 b + e / 2 = 0..7
  *         6 bits: 256 bytes, two words a lane, one for each b; bits 4, 5 of (h, e) begin at bit
- *         s + 4 (e / 2 % 2) + 16 (e % 2), s = 0, 2, 8, 10 for 2 h + e / 4 = 0..3
+ *         s + 4 h + 16 (e % 2), s = 0, 2, 8, 10 for e / 2 = 0..3
  * and the tile's scales:
  *   Q8_0 Q4_0 Q5_0   64 bytes: f16 d of (g, b, h) at 8 g + 4 b + 2 h
  *   Q4_1 Q5_1        128 bytes: f16 d, m at 16 g + 8 b + 4 h
@@ -36,7 +36,12 @@
  *   Q6_K             288 bytes: 16 scales of row r, + 128, at 16 r; f16 d of (g, h) at
  *                    256 + 4 g + 2 h
  *
- * Values, as kern_dequantize has them: dw * (stored - OFFSET) + mw, stored - OFFSET exact in f16.
+ * OPERANDS. One mask takes a pair e, e + 1 of a row out of a word: the stored bits as the low bits
+ * of two f16, a subnormal number, stored * 2^-24 exactly, which tensor cores multiply as it is; the
+ * rows g + 8 lie four bits higher, so theirs are stored * 2^-20. So no instruction converts; the
+ * powers of two and the offsets of the signed formats are undone once, in the sums (quant_unit).
+ *
+ * Values, as kern_dequantize has them: dw * (stored - OFFSET) + mw.
  *
  * Everything but the mma also compiles for the host, where the layout can be simulated. */
 
@@ -126,11 +131,19 @@ template <enum kern_dtype T> QUANT_FN void quant_owner(int col, int *t, int *e) 
     *t = quant<T>::HALVES ? col % 16 / 4 : col / 8;
     *e = quant<T>::HALVES ? col / 16 * 4 + col % 4 : col % 8;
 }
+/* First bit of (h, e) in word 2 b + e / 4 of the low plane (not Q8_0). */
+QUANT_FN int quant_low_bit(int h, int e) {
+    return 8 * (e / 2 % 2) + 4 * h + 16 * (e % 2);
+}
 /* First bit of (b, h, e) in its word of the high plane. */
 template <enum kern_dtype T> QUANT_FN int quant_high_bit(int b, int h, int e) {
-    int i = quant<T>::HIGH == 1 ? 4 * b + 2 * h + e / 4 : 2 * h + e / 4;
+    int i = quant<T>::HIGH == 1 ? 4 * b + e / 2 : e / 2;
     int s = quant<T>::HIGH == 1 ? i + i / 4 * 4 : i / 2 * 8 + i % 2 * 2;
-    return s + 4 * (e / 2 % 2) + 16 * (e % 2);
+    return s + 4 * h + 16 * (e % 2);
+}
+/* What an operand of row g + 8 h must be multiplied by. */
+template <enum kern_dtype T> QUANT_FN float quant_unit(int h) {
+    return h && !quant<T>::BYTES ? 1048576.f : 16777216.f;
 }
 
 /* Bytes 0..7 and 8..15 of 16 bytes of a row of activations (columns 8 j .. 8 j + 7, j < 4 in a
@@ -185,16 +198,18 @@ template <enum kern_dtype T>
 QUANT_FN void quant_pack_half(uint8_t *tile, int lane, int u, int b, const uint8_t *const row[2],
                               int cols, uint32_t *high) {
     using Q = quant<T>;
-    for (int h = 0; h < 2; h++) {
-        uint32_t word = 0;
+    uint32_t word[2] = {0, 0};
+    uint8_t *to = tile + u * Q::LOW_BYTES + 16 * lane;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
         for (int e = 0; e < 8; e++) {
             uint32_t v = quant_raw<T>(row[h], 64 * u + 32 * b + quant_col<T>(lane % 4, e), cols);
-            if (Q::BYTES) tile[u * Q::LOW_BYTES + 512 * b + 16 * lane + 8 * h + e] = (uint8_t)v;
-            word |= (v & 15) << (4 * (e / 2) + 16 * (e % 2));
+            if (Q::BYTES) to[512 * b + 8 * h + e] = (uint8_t)v;
+            word[e / 4] |= (v & 15) << quant_low_bit(h, e);
             if (Q::HIGH) *high |= v >> 4 << quant_high_bit<T>(b, h, e);
         }
-        if (!Q::BYTES) *(uint32_t *)(tile + u * Q::LOW_BYTES + 16 * lane + 4 * (2 * b + h)) = word;
-    }
+    for (int i = 0; !Q::BYTES && i < 2; i++) *(uint32_t *)(to + 4 * (2 * b + i)) = word[i];
 }
 
 /* The scales of row g + 8 h; one lane of the four of a g calls it for both h. */
@@ -250,13 +265,15 @@ QUANT_FN float quant_as_float(uint32_t bits) {
     return v.f;
 #endif
 }
-/* Byte i of a word as a float. */
-QUANT_FN float quant_byte(uint32_t word, int i) {
+/* (byte i of a word - offset) * d for an f16 d, exact. */
+QUANT_FN float quant_times_byte(uint32_t word, int i, float d, int offset) {
 #ifdef __CUDA_ARCH__
-    /* the byte becomes the low bits of 2^23 */
-    return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u | (uint32_t)i)) - 8388608.f;
+    /* The byte becomes bits 8..15 of 2^15, whose unit is 1; 2^15 + offset times an f16 is exact, so
+     * one fused operation takes it off. */
+    float v = __uint_as_float(__byte_perm(word, 0x47000000u, 0x7404u | (uint32_t)i << 4));
+    return fmaf(v, d, -(32768.f + (float)offset) * d);
 #else
-    return (float)(word >> 8 * i & 255);
+    return (float)((int)(word >> 8 * i & 255) - offset) * d;
 #endif
 }
 
@@ -287,7 +304,7 @@ template <enum kern_dtype T> struct quant_scales {
             return;
         }
         d[h] = quant_f16(v.x & 0xffff);
-        dmin[h] = quant_f16(v.x >> 16);
+        dmin[h] = -quant_f16(v.x >> 16);
         raw[h][0] = v.y & 0x3f3f3f3fu;
         raw[h][1] = (v.w & 0x0f0f0f0fu) | (v.y >> 2 & 0x30303030u);
         raw[h][2] = v.z & 0x3f3f3f3fu;
@@ -297,30 +314,30 @@ template <enum kern_dtype T> struct quant_scales {
     __host__ __device__ __forceinline__ float scale(int s, int half, int h) const {
         if (T == KERN_Q6_K) {
             int i = 2 * s + half;
-            return d[h] * (quant_byte(raw[h][i / 4], i % 4) - 128.f);
+            return quant_times_byte(raw[h][i / 4], i % 4, d[h], 128);
         }
-        if (quant<T>::SUPER) return d[h] * quant_byte(raw[h][s / 4], s % 4);
+        if (quant<T>::SUPER) return quant_times_byte(raw[h][s / 4], s % 4, d[h], 0);
         if (quant<T>::MIN) return quant_f16(raw[h][s] & 0xffff);
         return quant_f16(h ? raw[0][s] >> 16 : raw[0][s] & 0xffff);
     }
     /* mw of block s, row h: what is added. Exact. */
     __host__ __device__ __forceinline__ float min(int s, int h) const {
         if (!quant<T>::MIN) return 0;
-        if (quant<T>::SUPER) return -(dmin[h] * quant_byte(raw[h][2 + s / 4], s % 4));
+        if (quant<T>::SUPER) return quant_times_byte(raw[h][2 + s / 4], s % 4, dmin[h], 0);
         return quant_f16(raw[h][s] >> 16);
     }
 };
 
 /* ---- Values ---- */
 
-/* (w & mask) | magic, in one instruction. */
-QUANT_FN uint32_t quant_lop(uint32_t w, uint32_t mask, uint32_t magic) {
+/* (w & mask) | v, in one instruction. */
+QUANT_FN uint32_t quant_lop(uint32_t w, uint32_t mask, uint32_t v) {
 #ifdef __CUDA_ARCH__
     uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(w), "r"(mask), "r"(magic));
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(w), "r"(mask), "r"(v));
     return r;
 #else
-    return (w & mask) | magic;
+    return (w & mask) | v;
 #endif
 }
 /* Two f16 differences, exact here. */
@@ -367,40 +384,42 @@ template <enum kern_dtype T> struct quant_words {
             high[0] = v.x, high[1] = v.y;
         }
     }
-    /* Stored - OFFSET of half b as f16: A operands of the mma of e 0..3 and of e 4..7. */
+    /* Stored bits of half b as f16 times quant_unit; Q6_K: - OFFSET. A operands of the mma of e
+     * 0..3 and of e 4..7. */
     __host__ __device__ __forceinline__ void operands(int b, uint32_t a[2][4]) const {
-        for (int h = 0; h < 2; h++)
-            for (int half = 0; half < 2; half++) {
-                if (quant<T>::BYTES) bytes(low[4 * b + 2 * h + half], &a[half][h], &a[half][2 + h]);
-                else nibbles(b, h, half, &a[half][h], &a[half][2 + h]);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int pair = 0; pair < 2; pair++) {
+                if (quant<T>::BYTES) {
+                    uint32_t selector = pair ? 0x4342 : 0x4140;
+                    a[i][2 * pair] = quant_perm(low[4 * b + i], 0, selector);
+                    a[i][2 * pair + 1] = quant_perm(low[4 * b + 2 + i], 0, selector);
+                } else {
+                    nibbles(b, i, pair, &a[i][2 * pair]);
+                }
             }
     }
 
   private:
-    /* A byte under 0x64 is 1024 + byte. */
-    __host__ __device__ __forceinline__ static void bytes(uint32_t w, uint32_t *even,
-                                                          uint32_t *odd) {
-        *even = quant_sub(quant_perm(w, 0x64646464u, 0x4140), 0x64806480u);
-        *odd = quant_sub(quant_perm(w, 0x64646464u, 0x4342), 0x64806480u);
-    }
-    /* Bits 0.. of a half under 0x6400 are 1024 + value, bits 4.. under 0x5400 are 64 + value. */
-    __host__ __device__ __forceinline__ void nibbles(int b, int h, int half, uint32_t *even,
-                                                     uint32_t *odd) const {
+    /* Pair 4 i + 2 pair of rows g and g + 8. */
+    __host__ __device__ __forceinline__ void nibbles(int b, int i, int pair, uint32_t *a) const {
         using Q = quant<T>;
-        constexpr uint32_t OFF = (uint32_t)Q::OFFSET;
-        uint32_t w = low[2 * b + h] >> 8 * half;
-        uint32_t x = quant_lop(w, 0x000f000fu, 0x64006400u);
-        uint32_t y = quant_lop(w, 0x00f000f0u, 0x54005400u);
+        constexpr uint32_t MASK = (1u << Q::HIGH) - 1;
+        uint32_t w = low[2 * b + i] >> 8 * pair;
+        a[0] = w & 0x000f000fu;
+        a[1] = w & 0x00f000f0u;
         if (Q::HIGH) {
-            int s = quant_high_bit<T>(b, h, 4 * half);
+            int s = quant_high_bit<T>(b, 0, 4 * i + 2 * pair);
             uint32_t from = high[Q::HIGH == 2 ? b : 0];
             uint32_t bits = s < 4 ? from << (4 - s) : from >> (s - 4);
-            constexpr uint32_t MASK = (1u << Q::HIGH) - 1;
-            x = quant_lop(bits, MASK * 0x00100010u, x);
-            y = quant_lop(bits, MASK * 0x01000100u, y);
+            a[0] = quant_lop(bits, MASK * 0x00100010u, a[0]);
+            a[1] = quant_lop(bits, MASK * 0x01000100u, a[1]);
         }
-        *even = quant_sub(x, 0x64006400u + OFF * 0x00010001u);
-        *odd = quant_sub(y, 0x54005400u + OFF * 0x00100010u);
+        if (T == KERN_Q6_K) {
+            a[0] = quant_sub(a[0], 0x00200020u);
+            a[1] = quant_sub(a[1], 0x02000200u);
+        }
     }
 };
 
@@ -414,7 +433,7 @@ template <enum kern_dtype T> QUANT_FN float quant_value(const uint8_t *tile, int
     const uint8_t *high = tile + Q::HIGH_AT + u * Q::HIGH_BYTES;
     uint32_t v;
     if (Q::BYTES) v = low[512 * b + 8 * h + e];
-    else v = *(const uint32_t *)(low + 4 * (2 * b + h)) >> (4 * (e / 2) + 16 * (e % 2)) & 15;
+    else v = *(const uint32_t *)(low + 4 * (2 * b + e / 4)) >> quant_low_bit(h, e) & 15;
     if (Q::HIGH) {
         uint32_t word =
             *(const uint32_t *)(Q::HIGH == 1 ? high + 4 * lane : high + 8 * lane + 4 * b);

@@ -7,12 +7,15 @@
  *
  * HOW. A warp takes one strip of 16 rows and a share of K. Tiles (quant.cuh) arrive in a ring of
  * its own in shared memory by cp.async, the first ones asked for before pdl_wait(). The stored
- * integers become exact f16 in registers (masks under a magic exponent, one subtraction) and are
- * multiplied as they are by mma.m16n8k16 into a fresh f32 accumulator for each block of 32 (16 for
- * Q6_K), which is then scaled and added in f32: acc += dw * c + mw * sum(x). Scaling the weights in
- * f16 instead would take 8 HFMA2 where this takes 4 or 8 FFMA, round every weight once more (and dw
- * = d * sc of the K formats a second time), and overflow where f16 does. The sums of x over 32
- * columns are made once a block, in f32, when x comes into shared memory.
+ * integers become subnormal f16 by one mask a pair and are multiplied as they are by mma.m16n8k16
+ * into a fresh f32 accumulator for each block of 32 columns (16 for Q6_K), which is then scaled and
+ * added in f32. What the rows' minima and the formats' offsets add is a product with the sum of x
+ * over the block, kept in sums of its own:
+ *   out = unit * sum dw c + sum mw s     or     unit * sum dw c - OFFSET * sum dw s
+ * The sums s are made once a block, in f32, when x comes into shared memory. Scaling the weights in
+ * f16 instead would take a subtraction and an HFMA2 for each pair (16 a block) where this takes 8
+ * FFMA, round every weight once more (and dw = d * sc of the K formats a second time), and overflow
+ * where f16 does.
  *
  * K is cut (by the shape of the weight alone) among `wk` warps of a block, tiles taking turns, and
  * `split` blocks of a cluster, one run of tiles each; their partial sums are added in that order.
@@ -48,11 +51,11 @@ struct job {
     bool bf16;
 };
 
+/* Formats that need the sums of x: all but Q6_K, whose operands are signed. */
+template <enum kern_dtype T> constexpr bool HAS_SUMS = T != KERN_Q6_K;
 /* Tiles that a warp's ring holds where it has that many. */
 template <enum kern_dtype T>
-constexpr int STAGES = RING_BYTES / quant<T>::TILE<2 ? 2 : RING_BYTES / quant<T>::TILE> 8
-                           ? 8
-                           : RING_BYTES / quant<T>::TILE;
+constexpr int STAGES = quant<T>::SUPER ? 2 : RING_BYTES / quant<T>::TILE;
 
 /* ---- Instructions ---- */
 
@@ -149,7 +152,7 @@ __device__ __forceinline__ void stage_x(const job &j, const uint16_t *x, int n, 
                 *(uint2 *)(to + first) = make_uint2(v[i].x, v[i].y);
                 *(uint2 *)(to + second) = make_uint2(v[i].z, v[i].w);
             }
-            if (quant<T>::MIN) {
+            if (HAS_SUMS<T>) {
                 float s = (sum_2(v[i].x) + sum_2(v[i].y)) + (sum_2(v[i].z) + sum_2(v[i].w));
                 s += __shfl_xor_sync(~0u, s, 1);
                 s += __shfl_xor_sync(~0u, s, 2);
@@ -161,12 +164,18 @@ __device__ __forceinline__ void stage_x(const job &j, const uint16_t *x, int n, 
 
 /* ---- A tile ---- */
 
-/* acc += one tile times x. xs: the lane's 16 bytes of its row in the first block of 32, of mma
- * column nt at xs[nt]; x_step bytes between blocks. sums: at the lane's columns 2 t, 2 t + 1. */
+/* Sums of one mma column of a lane: rows g, g, g + 8, g + 8 by columns 2 t, 2 t + 1. */
+struct sums_of {
+    float scaled[4]; /* dw c */
+    float added[4];  /* mw s, or dw s */
+};
+
+/* Add one tile times x. xs: the lane's 16 bytes of its row in the first block of 32, of mma column
+ * nt at xs[nt]; x_step bytes between blocks. sums: at the lane's columns 2 t, 2 t + 1. */
 template <enum kern_dtype T, int NT>
 __device__ __forceinline__ void tile_product(const uint8_t *tile, int lane,
                                              const uint8_t *const xs[NT], int x_step,
-                                             const float *sums, float acc[NT][4]) {
+                                             const float *sums, sums_of acc[NT]) {
     using Q = quant<T>;
     quant_scales<T> scales;
     quant_words<T> words;
@@ -184,38 +193,46 @@ __device__ __forceinline__ void tile_product(const uint8_t *tile, int lane,
             if (Q::HALVES) mma(c2, a[1], b.z, b.w, 0, 0, 0, 0);
             else mma(c, a[1], b.z, b.w, c[0], c[1], c[2], c[3]);
             float2 sum = make_float2(0, 0);
-            if (Q::MIN) sum = *(const float2 *)(sums + (s * NT + nt) * 8);
+            if (HAS_SUMS<T>) sum = *(const float2 *)(sums + (s * NT + nt) * 8);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int h = i / 2;
-                acc[nt][i] = fmaf(scales.scale(s, 0, h), c[i], acc[nt][i]);
-                if (Q::HALVES) acc[nt][i] = fmaf(scales.scale(s, 1, h), c2[i], acc[nt][i]);
-                if (Q::MIN) acc[nt][i] = fmaf(scales.min(s, h), i % 2 ? sum.y : sum.x, acc[nt][i]);
+                float dw = scales.scale(s, 0, i / 2), with = Q::MIN ? scales.min(s, i / 2) : dw;
+                acc[nt].scaled[i] = fmaf(dw, c[i], acc[nt].scaled[i]);
+                if (Q::HALVES)
+                    acc[nt].scaled[i] = fmaf(scales.scale(s, 1, i / 2), c2[i], acc[nt].scaled[i]);
+                if (HAS_SUMS<T>)
+                    acc[nt].added[i] = fmaf(with, i % 2 ? sum.y : sum.x, acc[nt].added[i]);
             }
         }
     }
 }
 
+/* The lane's results: partial sums of the output. */
+template <enum kern_dtype T> __device__ __forceinline__ float total(const sums_of &acc, int i) {
+    float v = acc.scaled[i] * quant_unit<T>(i / 2);
+    if (!HAS_SUMS<T>) return v;
+    return fmaf(quant<T>::MIN ? 1.f : -(float)quant<T>::OFFSET, acc.added[i], v);
+}
+
 /* ---- The kernel ---- */
 
-/* The warp's way through its tiles: first, first + step, .. */
+/* The warp's way through its tiles, every `wk`-th of a strip. */
 template <enum kern_dtype T> struct ring {
-    const uint8_t *from; /* the strip's tile 0 */
-    uint8_t *slots;
-    int first, step, count;
-    int filled; /* tiles asked for */
+    const uint8_t *from; /* the lane's first piece of the next tile to ask for */
+    size_t step;         /* bytes to the one after it */
+    int left;            /* tiles to ask for */
 
-    __device__ __forceinline__ void fill(int lane) {
+    /* Ask for the next one, into the slot at `to`. */
+    __device__ __forceinline__ void fill(uint8_t *to, int lane) {
         constexpr int PIECES = quant<T>::TILE / 16;
-        if (filled < count) {
-            const uint8_t *g = from + (size_t)(first + filled * step) * quant<T>::TILE;
-            uint8_t *to = slots + filled % STAGES<T> * quant<T>::TILE;
+        if (left > 0) {
 #pragma unroll
             for (int i = 0; i < (PIECES + 31) / 32; i++)
                 if (32 * i + 32 <= PIECES || 32 * i + lane < PIECES)
-                    copy_16(to + 16 * (32 * i + lane), g + 16 * (32 * i + lane));
+                    copy_16(to + 16 * (32 * i + lane), from + 512 * i);
+            from += step;
+            left--;
         }
-        filled++;
         copy_commit();
     }
 };
@@ -245,7 +262,7 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1) skinny_quant_kernel(const j
     int warps = j.wm * j.wk, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     uint8_t *xs = smem + warps * j.slots * Q::TILE;
     float *sums = (float *)(xs + (size_t)j.chunk * Q::K * 2 * j.x_rows);
-    float *red = sums + (Q::MIN ? j.chunk * (Q::K / 32) * 8 * NT : 0);
+    float *red = sums + (HAS_SUMS<T> ? j.chunk * (Q::K / 32) * 8 * NT : 0);
 
     int rank = (int)blockIdx.x % j.split, rest = (int)blockIdx.x / j.split;
     int pass = rest % j.passes, group = rest / j.passes;
@@ -255,39 +272,42 @@ __global__ void __launch_bounds__(32 * MAX_WARPS, 1) skinny_quant_kernel(const j
     int row0 = pass * 8 * NT, n = min(j.n - row0, 8 * NT);
 
     pdl_trigger();
-    ring<T> r;
-    r.from = j.weights + (size_t)strip * (size_t)j.tiles * Q::TILE;
-    r.slots = smem + warp * j.slots * Q::TILE;
-    r.first = begin + wk, r.step = j.wk, r.filled = 0;
-    r.count = 16 * strip < j.rows ? max(0, (end - begin - wk + j.wk - 1) / j.wk) : 0;
-    for (int i = 0; i < STAGES<T>; i++) r.fill(lane);
+    uint8_t *slots = smem + warp * j.slots * Q::TILE, *slot = slots;
+    int tile = begin + wk,
+        stop = 16 * strip < j.rows ? end : begin; /* tile, tile + wk, .. < stop */
+    ring<T> r = {j.weights + ((size_t)strip * (size_t)j.tiles + (size_t)tile) * Q::TILE + 16 * lane,
+                 (size_t)j.wk * Q::TILE, (stop - tile + j.wk - 1) / j.wk};
+    for (int i = 0; i < STAGES<T>; i++) r.fill(slots + i * Q::TILE, lane);
 
     pdl_wait();
     const uint16_t *x = (const uint16_t *)j.x + (size_t)row0 * (size_t)j.x_stride;
-    float acc[NT][4] = {};
-    int done = 0;
+    sums_of acc[NT] = {};
     for (int from = begin; from < end; from += j.chunk) {
         int upto = min(from + j.chunk, end);
         if (from > begin) __syncthreads();
         stage_x<T, NT>(j, x, n, from * Q::K, (upto - from) * Q::K, xs, sums);
         __syncthreads();
-        for (int tile = r.first + done * r.step; done < r.count && tile < upto;
-             tile += r.step, done++) {
-            const uint8_t *at[NT], *b = xs + (size_t)(tile - from) * Q::K * 2 * n;
-            for (int nt = 0; nt < NT; nt++)
-                at[nt] = b + min(8 * nt + lane / 4, n - 1) * 64 + lane % 4 * 16;
+        const uint8_t *at[NT];
+        for (int nt = 0; nt < NT; nt++)
+            at[nt] = xs + ((tile - from) * (Q::K / 32) * n + min(8 * nt + lane / 4, n - 1)) * 64 +
+                     lane % 4 * 16;
+        const float *sums_at = sums + (tile - from) * (Q::K / 32) * 8 * NT + lane % 4 * 2;
+        for (; tile < min(upto, stop); tile += j.wk) {
             copy_wait<STAGES<T> - 1>();
             __syncwarp();
-            tile_product<T, NT>(r.slots + done % STAGES<T> * Q::TILE, lane, at, 64 * n,
-                                sums + (tile - from) * (Q::K / 32) * 8 * NT + lane % 4 * 2, acc);
+            tile_product<T, NT>(slot, lane, at, 64 * n, sums_at, acc);
             __syncwarp();
-            r.fill(lane);
+            r.fill(slot, lane);
+            slot = slot == slots + (STAGES<T> - 1) * Q::TILE ? slots : slot + Q::TILE;
+            for (int nt = 0; nt < NT; nt++) at[nt] += j.wk * (Q::K / 32) * 64 * n;
+            sums_at += j.wk * (Q::K / 32) * 8 * NT;
         }
     }
 
     float *to = red + (warp * 8 * NT + lane % 4 * 2) * RED_STRIDE + lane / 4;
     for (int nt = 0; nt < NT; nt++)
-        for (int i = 0; i < 4; i++) to[(8 * nt + i % 2) * RED_STRIDE + 8 * (i / 2)] = acc[nt][i];
+        for (int i = 0; i < 4; i++)
+            to[(8 * nt + i % 2) * RED_STRIDE + 8 * (i / 2)] = total<T>(acc[nt], i);
     sync_split(j.split);
     reduce<NT>(j, red, rank, group, row0, n);
     if (j.split > 1) sync_split(j.split); /* a block's memory lives until its peers have read it */
@@ -299,29 +319,31 @@ int div_up(int a, int b) {
     return (a + b - 1) / b;
 }
 
-/* wk and split by the shape alone; wm, which changes no sum, so that blocks fill the chip. */
+/* How many times blocks take turns on the chip, at 16 warps an SM. */
+int turns_of(const job *j, int wm, int n_sms) {
+    int blocks = div_up(div_up(j->rows, 16), wm) * j->split;
+    return div_up(blocks, n_sms * (16 / (wm * j->wk)));
+}
+
+/* wk and split by the shape alone; wm, which changes no sum, so that blocks fill the chip: as large
+ * as it can be without another turn, but blocks for every SM first. */
 void plan(job *j, enum kern_dtype t, bool clusters, int n_sms) {
     int strips = div_up(j->rows, 16), cols = j->tiles * quant_tile_cols(t);
     int most = quant_tile_cols(t) == 256 ? 8 : MAX_WARPS; /* warps of a block */
-    int parts = 1, best = 0;
-    j->split = j->wk = 1;
+    j->split = j->wk = j->wm = 1;
     if (clusters && cols > 2048)
         while (j->split < MAX_SPLIT && 2 * j->split <= j->tiles && j->split * strips < WANT_WARPS)
             j->split *= 2;
     if (strips * j->split < WANT_WARPS) {
-        int tiles = div_up(j->tiles, j->split);
-        parts = div_up(2112, strips * j->split);
+        int tiles = div_up(j->tiles, j->split), parts = 16 * n_sms / (strips * j->split);
         parts = parts > most ? most : parts;
         parts = parts > tiles ? tiles : parts;
         j->wk = div_up(tiles, div_up(tiles, parts)); /* no warp idle in the last turn */
     }
-    j->wm = 1;
-    for (int wm = 1; wm * j->wk <= 8; wm++) {
-        int blocks = div_up(strips, wm) * j->split, at_once = n_sms * (16 / (wm * j->wk));
-        int fill =
-            (int)(1000LL * blocks * wm * j->wk / ((long long)div_up(blocks, at_once) * n_sms * 16));
-        if (fill >= best) best = fill, j->wm = wm;
-    }
+    for (int wm = 2; wm * j->wk <= 8; wm++)
+        if (turns_of(j, wm, n_sms) <= turns_of(j, j->wm, n_sms) &&
+            div_up(strips, wm) * j->split >= n_sms)
+            j->wm = wm;
 }
 
 /* Shared memory of a block. */
@@ -329,7 +351,7 @@ template <enum kern_dtype T, int NT> size_t smem_bytes(const job *j) {
     using Q = quant<T>;
     size_t warps = (size_t)(j->wm * j->wk), chunk = (size_t)j->chunk;
     return warps * (size_t)j->slots * Q::TILE + chunk * Q::K * 2 * (size_t)j->x_rows +
-           (Q::MIN ? chunk * (Q::K / 32) * 8 * NT * 4 : 0) + warps * 8 * NT * RED_STRIDE * 4;
+           (HAS_SUMS<T> ? chunk * (Q::K / 32) * 8 * NT * 4 : 0) + warps * 8 * NT * RED_STRIDE * 4;
 }
 
 template <enum kern_dtype T, int NT> int launch(struct cuda_ctx *c, job *j) {

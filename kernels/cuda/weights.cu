@@ -273,10 +273,12 @@ __global__ void rows_plain_kernel(const uint32_t *from, bool to_bf16, size_t n_p
 template <enum kern_dtype T>
 __device__ __forceinline__ void lane_row(const quant_scales<T> &scales, const uint32_t a[2][4],
                                          int s, int h, bool bf16, uint32_t out[4]) {
+    constexpr float OFF = T == KERN_Q6_K ? 0 : (float)quant<T>::OFFSET; /* what operands keep */
 #pragma unroll
     for (int i = 0; i < 4; i++) { /* e = 2 i, 2 i + 1 */
         uint32_t pair = a[i / 2][h + i % 2 * 2];
         float2 q = __half22float2(*(__half2 *)&pair);
+        q.x = fmaf(q.x, quant_unit<T>(h), -OFF), q.y = fmaf(q.y, quant_unit<T>(h), -OFF);
         float dw = scales.scale(s, i / 2, h), mw = scales.min(s, h);
         if (quant<T>::MIN) q.x = fmaf(dw, q.x, mw), q.y = fmaf(dw, q.y, mw);
         else q.x *= dw, q.y *= dw;
