@@ -116,8 +116,8 @@ static __global__ void fill_kernel(uint8_t *base, const int32_t *page, int n, si
 int device_floor_fill(struct device_floor *f, void *base, const int32_t *page, int n, size_t bytes,
                       enum kern_dtype t, float scale, uint32_t seed, struct err *e) {
     if (n < 1) return 0;
-    fill_kernel < <<n<8192 ? n : 8192, 256, 0, f->c->stream>>>((uint8_t *)base, page, n, bytes, t,
-                                                               scale, seed);
+    int blocks = n < 8192 ? n : 8192;
+    fill_kernel<<<blocks, 256, 0, f->c->stream>>>((uint8_t *)base, page, n, bytes, t, scale, seed);
     TRY(f, cudaGetLastError());
     return 0;
 }
