@@ -10,7 +10,19 @@
 #include "base/rng.h"
 #include "model/source.h"
 
-enum { MAX_SEQS = 64, PAGE_UNIT = 1024 };
+enum {
+    MAX_SEQS = 64,
+    PAGE_UNIT = 1024,
+    MAX_GROUPS = 2,
+    FEW_ROWS = 64, /* passes of so many have arrays of their own: one small upload */
+};
+#define POISON_MOST ((size_t)256 << 20) /* of a device's arena */
+
+/* The arrays of a pass, host and backend, laid out alike. */
+struct arrays {
+    int32_t *token, *position, *row_seq, *logit_row, *slot[MAX_GROUPS]; /* [rows] */
+    int32_t *seq_row, *seq_n, *n_blocks;                                /* [n_seqs] */
+};
 
 struct runner {
     struct runner_options o;
@@ -18,13 +30,22 @@ struct runner {
     struct model *m, *target;
     size_t weight_bytes;
     struct kern_device_info info;
-    int n_groups, group_layers[2], group_first[2];
-    size_t page_bytes[2];
-    void *arena[2];
-    int32_t *pages[2]; /* [n_seqs][max_blocks] */
-    int max_blocks;
+    int n_groups, group_layers[MAX_GROUPS], group_first[MAX_GROUPS];
+    size_t page_bytes[MAX_GROUPS], arena_bytes[MAX_GROUPS];
+    void *arena[MAX_GROUPS];
+    int32_t *pages[MAX_GROUPS]; /* [cut_seqs][cut_blocks] */
+    int n_pages, max_blocks;    /* most blocks of a sequence */
+    int cut_seqs, cut_blocks;   /* as the pages are cut now */
     int length[MAX_SEQS];
-    int32_t *lists; /* scratch arrays of a pass */
+    /* Small and full-sized arrays; lists, whose rows stay while a place keeps its sequence. */
+    void *host[2], *dev[2];
+    size_t array_bytes[2];
+    int32_t *list[MAX_GROUPS], *block; /* backend, [cut_seqs][cut_blocks] */
+    int seq_at[MAX_SEQS];              /* whose pages a row of `list` holds */
+    float *dev_logits;                 /* where the backend's memory is not the host's */
+    /* The pass that was set last. */
+    struct model_pass pass;
+    uint64_t key[KERN_RECORD_KEY];
 };
 
 /* A failure here ends the process: a test sees the signal and this line. */
@@ -40,8 +61,22 @@ static void *take(size_t n, size_t size) {
     return p;
 }
 
+static void *reserve(struct runner *r, size_t bytes) {
+    struct err e = {0};
+    void *p;
+    must(r->k->ops->reserve(r->k, bytes ? bytes : 64, &p, &e), &e);
+    return p;
+}
+
+static void upload(struct runner *r, void *dst, const void *src, size_t bytes) {
+    struct err e = {0};
+    must(r->k->ops->upload(r->k, dst, src, bytes, &e), &e);
+}
+
+/* ---- Opening ---- */
+
 static void shuffle_pages(struct runner *r, int g) {
-    int n = r->o.n_seqs * r->max_blocks;
+    int n = r->n_pages;
     r->pages[g] = take((size_t)n, sizeof(int32_t));
     int stride = (int)(r->page_bytes[g] / PAGE_UNIT) + 1; /* a gap of one unit between pages */
     for (int i = 0; i < n; i++) r->pages[g][i] = i * stride + 1;
@@ -52,27 +87,102 @@ static void shuffle_pages(struct runner *r, int g) {
         r->pages[g][j] = t;
     }
     size_t bytes = ((size_t)n * (size_t)stride + 2) * PAGE_UNIT;
+    r->arena_bytes[g] = bytes;
+    r->arena[g] = reserve(r, bytes);
+    /* NaN in f16, bf16 and f32. */
+    if (r->info.is_host) memset(r->arena[g], 0xff, bytes);
+    else if (bytes <= POISON_MOST) {
+        void *ones = take(bytes, 1);
+        memset(ones, 0xff, bytes);
+        upload(r, r->arena[g], ones, bytes);
+        free(ones);
+    }
+}
+
+static struct arrays carve(const struct runner *r, void *base, int rows, size_t *bytes) {
+    size_t row = ((size_t)rows * 4 + 63) / 64 * 64, seq = ((size_t)r->o.n_seqs * 4 + 63) / 64 * 64;
+    uint8_t *p = base;
+    struct arrays a = {.token = (int32_t *)(void *)p,
+                       .position = (int32_t *)(void *)(p + row),
+                       .row_seq = (int32_t *)(void *)(p + 2 * row),
+                       .logit_row = (int32_t *)(void *)(p + 3 * row)};
+    for (int g = 0; g < MAX_GROUPS; g++) a.slot[g] = (int32_t *)(void *)(p + (4 + (size_t)g) * row);
+    p += (4 + MAX_GROUPS) * row;
+    a.seq_row = (int32_t *)(void *)p;
+    a.seq_n = (int32_t *)(void *)(p + seq);
+    a.n_blocks = (int32_t *)(void *)(p + 2 * seq);
+    if (bytes) *bytes = (4 + MAX_GROUPS) * row + 3 * seq;
+    return a;
+}
+
+static int rows_of(const struct runner *r, int which) {
+    return which || r->o.max_rows < FEW_ROWS ? r->o.max_rows : FEW_ROWS;
+}
+
+static void open_arrays(struct runner *r) {
+    size_t n = (size_t)r->n_pages, logits = (size_t)r->o.max_logits;
     struct err e = {0};
-    must(r->k->ops->reserve(r->k, bytes, &r->arena[g], &e), &e);
-    memset(r->arena[g], 0xff, bytes); /* NaN in f16, bf16 and f32 */
+    for (int i = 0; i < 2; i++) {
+        static char nowhere[64];
+        carve(r, nowhere, rows_of(r, i), &r->array_bytes[i]);
+        must(r->k->ops->host_reserve(r->k, r->array_bytes[i], &r->host[i], &e), &e);
+        r->dev[i] = reserve(r, r->array_bytes[i]);
+    }
+    r->block = reserve(r, n * sizeof *r->block);
+    for (int g = 0; g < r->n_groups; g++) r->list[g] = reserve(r, n * sizeof *r->block);
+    logits *= (size_t)model_get_config(r->m)->vocab;
+    if (!r->info.is_host) r->dev_logits = reserve(r, logits * sizeof *r->dev_logits);
+}
+
+void runner_recut(struct runner *r, int n_seqs, int max_tokens) {
+    int blocks = (max_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
+    ASSERT(n_seqs <= r->o.n_seqs && blocks <= r->max_blocks && n_seqs * blocks <= r->n_pages);
+    size_t n = (size_t)n_seqs * (size_t)blocks;
+    int32_t *block = take(n, sizeof *block);
+    struct err e = {0};
+    for (size_t i = 0; i < n; i++) block[i] = (int32_t)(i % (size_t)blocks);
+    upload(r, r->block, block, n * sizeof *block);
+    must(r->k->ops->sync(r->k, &e), &e);
+    free(block);
+    r->cut_seqs = n_seqs;
+    r->cut_blocks = blocks;
+    memset(r->length, 0, sizeof r->length);
+    for (int i = 0; i < MAX_SEQS; i++) r->seq_at[i] = -1;
+}
+
+static struct model_source *open_source(const struct runner_options *o, const char *path) {
+    struct model_source *src;
+    struct err e = {0};
+    if (o->dummy) must(model_source_open_dummy(&src, path, KERN_N_DTYPES, &e), &e);
+    else must(model_source_open(&src, path, &e), &e);
+    return src;
+}
+
+static void open_backend(struct runner *r) {
+    const struct runner_options *o = &r->o;
+    struct kern_options ko = {.n_threads = o->n_threads, .precision = o->precision, .isa = o->isa};
+    struct err e = {0};
+    bool cuda = o->device && !strcmp(o->device, "cuda");
+    must(cuda ? kern_cuda_open(&r->k, &ko, &e) : kern_cpu_open(&r->k, &ko, &e), &e);
+    r->k->ops->info(r->k, &r->info);
 }
 
 struct runner *runner_open(const struct runner_options *o) {
     struct runner *r = take(1, sizeof *r);
     struct err e = {0};
     r->o = *o;
+    if (r->o.max_logits == 0) r->o.max_logits = o->max_rows;
     ASSERT(o->n_seqs <= MAX_SEQS);
-    struct kern_options ko = {.n_threads = o->n_threads, .precision = o->precision, .isa = o->isa};
-    must(kern_cpu_open(&r->k, &ko, &e), &e);
-    struct model_source *src, *target_src = NULL;
-    must(model_source_open(&src, o->path, &e), &e);
+    open_backend(r);
+    struct model_source *src = open_source(o, o->path), *target_src = NULL;
     r->max_blocks = (o->max_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
+    r->n_pages = o->max_pages ? o->max_pages : o->n_seqs * r->max_blocks;
     struct model_caps caps = {.max_rows = o->max_rows,
                               .max_seqs = o->n_seqs,
                               .max_blocks = r->max_blocks,
-                              .max_logits = o->max_rows};
+                              .max_logits = r->o.max_logits};
     if (o->target_path) {
-        must(model_source_open(&target_src, o->target_path, &e), &e);
+        target_src = open_source(o, o->target_path);
         must(model_open(&r->target, target_src, NULL, r->k, &caps, NULL, NULL, &e), &e);
     }
     struct model_borrow borrow = {r->target, target_src}, *b = target_src ? &borrow : NULL;
@@ -80,7 +190,6 @@ struct runner *runner_open(const struct runner_options *o) {
     must(model_weight_bytes(src, b, r->k, &r->weight_bytes, &e), &e);
     model_source_close(src);
     model_source_close(target_src);
-    r->k->ops->info(r->k, &r->info);
     const struct model_config *c = model_get_config(r->m);
     r->n_groups = o->select_layer > 0 ? 2 : 1;
     r->group_layers[0] = r->n_groups == 2 ? o->select_layer : c->n_layers;
@@ -91,25 +200,44 @@ struct runner *runner_open(const struct runner_options *o) {
         r->page_bytes[g] = (bytes + PAGE_UNIT - 1) / PAGE_UNIT * PAGE_UNIT;
         shuffle_pages(r, g);
     }
+    open_arrays(r);
+    int most = r->n_pages / o->n_seqs < r->max_blocks ? r->n_pages / o->n_seqs : r->max_blocks;
+    runner_recut(r, o->n_seqs, most * KERN_BLOCK);
     return r;
 }
 
 void runner_close(struct runner *r) {
     for (int g = 0; g < r->n_groups; g++) {
         r->k->ops->unreserve(r->k, r->arena[g]);
+        r->k->ops->unreserve(r->k, r->list[g]);
         free(r->pages[g]);
     }
+    for (int i = 0; i < 2; i++) {
+        r->k->ops->host_unreserve(r->k, r->host[i]);
+        r->k->ops->unreserve(r->k, r->dev[i]);
+    }
+    r->k->ops->unreserve(r->k, r->block);
+    r->k->ops->unreserve(r->k, r->dev_logits);
     model_close(r->m);
     model_close(r->target);
     r->k->ops->close(r->k);
     free(r);
 }
 
+/* ---- What it is ---- */
+
 const struct model_config *runner_config(const struct runner *r) {
     return model_get_config(r->m);
 }
 struct model *runner_model(struct runner *r) {
     return r->m;
+}
+struct kern *runner_kern(struct runner *r) {
+    return r->k;
+}
+void *runner_arena(struct runner *r, size_t *bytes) {
+    *bytes = r->arena_bytes[0];
+    return r->arena[0];
 }
 size_t runner_weight_bytes(const struct runner *r) {
     return r->weight_bytes;
@@ -126,83 +254,130 @@ void runner_truncate(struct runner *r, int seq, int n) {
     r->length[seq] = n;
 }
 
+void runner_pretend(struct runner *r, int seq, int n) {
+    ASSERT(n <= r->cut_blocks * KERN_BLOCK);
+    r->length[seq] = n;
+}
+
+/* ---- A pass ---- */
+
+/* Rows of piece i, from row `row` on. */
+static void fill_piece(struct runner *r, const struct arrays *a, const struct runner_piece *p,
+                       int i, int row) {
+    int at = r->length[p->seq], cap = r->cut_blocks;
+    ASSERT(p->seq < r->cut_seqs && at + p->n <= cap * KERN_BLOCK);
+    a->seq_row[i] = row;
+    a->seq_n[i] = p->n;
+    a->n_blocks[i] = (at + p->n + KERN_BLOCK - 1) / KERN_BLOCK;
+    for (int j = 0; j < p->n; j++) {
+        a->token[row + j] = p->ids[j];
+        a->position[row + j] = at + j;
+        a->row_seq[row + j] = i;
+        a->logit_row[row + j] = row + j;
+        for (int g = 0; g < r->n_groups; g++)
+            a->slot[g][row + j] = r->pages[g][p->seq * cap + (at + j) / KERN_BLOCK];
+    }
+    r->length[p->seq] = at + p->n;
+    if (r->seq_at[i] == p->seq) return;
+    r->seq_at[i] = p->seq;
+    for (int g = 0; g < r->n_groups; g++)
+        upload(r, r->list[g] + i * cap, r->pages[g] + p->seq * cap,
+               (size_t)cap * sizeof *r->list[g]);
+}
+
+void runner_set(struct runner *r, const struct runner_piece *pieces, int n_pieces, int n_logits) {
+    struct kern_rows rows = {0};
+    for (int i = 0; i < n_pieces; i++) {
+        ASSERT(pieces[i].prompt || rows.n_prompt == 0);
+        *(pieces[i].prompt ? &rows.n_prompt : &rows.n_gen) += pieces[i].n;
+    }
+    int n = rows.n_gen + rows.n_prompt, row = 0, which = n > rows_of(r, 0);
+    if (n_logits < 0) n_logits = n;
+    ASSERT(n <= r->o.max_rows && n_logits <= r->o.max_logits && n_pieces <= r->cut_seqs);
+    struct arrays a = carve(r, r->host[which], rows_of(r, which), NULL);
+    for (int i = 0; i < n_pieces; row += pieces[i].n, i++) fill_piece(r, &a, &pieces[i], i, row);
+    upload(r, r->dev[which], r->host[which], r->array_bytes[which]);
+    a = carve(r, r->dev[which], rows_of(r, which), NULL);
+    r->pass = (struct model_pass){
+        .batch = {.rows = rows,
+                  .token = a.token,
+                  .position = a.position,
+                  .row_seq = a.row_seq,
+                  .n_seqs = n_pieces,
+                  .seq_row = a.seq_row,
+                  .seq_n_rows = a.seq_n},
+        .n_groups = r->n_groups,
+        .n_logits = n_logits,
+        .logit_row = a.logit_row + (n - n_logits),
+        .logits = r->dev_logits,
+        .logits_stride = (size_t)runner_config(r)->vocab,
+    };
+    for (int g = 0; g < r->n_groups; g++)
+        r->pass.group[g] = (struct model_group){.first_layer = r->group_first[g],
+                                                .n_layers = r->group_layers[g],
+                                                .arena = r->arena[g],
+                                                .kv_dtype = r->o.kv,
+                                                .slot_page = a.slot[g],
+                                                .lists = {.page = r->list[g],
+                                                          .block = r->block,
+                                                          .n_blocks = a.n_blocks,
+                                                          .capacity = r->cut_blocks,
+                                                          .seq_stride = 1}};
+    const uint64_t key[KERN_RECORD_KEY] = {
+        (uint64_t)(uintptr_t)r, (uint64_t)rows.n_gen, (uint64_t)rows.n_prompt,
+        (uint64_t)n_pieces,     (uint64_t)n_logits,   (uint64_t)(which << 24 | r->cut_blocks)};
+    memcpy(r->key, key, sizeof key);
+}
+
+void runner_enqueue(struct runner *r) {
+    struct err e = {0};
+    bool replayed;
+    must(r->k->ops->record_begin(r->k, r->key, &replayed, &e), &e);
+    if (replayed) return;
+    if (r->pass.n_logits && !r->pass.logits) { /* nobody's yet: a host's pass that was only set */
+        size_t n = (size_t)r->o.max_logits * r->pass.logits_stride;
+        if (!r->dev_logits) r->dev_logits = reserve(r, n * sizeof *r->dev_logits);
+        r->pass.logits = r->dev_logits;
+    }
+    must(model_forward(r->m, &r->pass, &e), &e);
+    must(r->k->ops->record_end(r->k, &e), &e);
+}
+
+void runner_finish(struct runner *r, float *logits) {
+    struct err e = {0};
+    size_t bytes = (size_t)r->pass.n_logits * r->pass.logits_stride * sizeof *logits;
+    if (logits && !r->info.is_host)
+        must(r->k->ops->download(r->k, logits, r->dev_logits, bytes, &e), &e);
+    else must(r->k->ops->sync(r->k, &e), &e);
+}
+
 void runner_pass(struct runner *r, const struct runner_piece *pieces, int n_pieces, float *logits) {
     runner_pass_last(r, pieces, n_pieces, logits, logits ? -1 : 0);
 }
 
 void runner_pass_last(struct runner *r, const struct runner_piece *pieces, int n_pieces,
                       float *logits, int n_logits) {
-    int n_rows = 0, row = 0, cap = r->max_blocks;
-    struct kern_rows rows = {0};
-    for (int i = 0; i < n_pieces; i++) {
-        n_rows += pieces[i].n;
-        if (pieces[i].prompt) rows.n_prompt += pieces[i].n;
-        else {
-            ASSERT(rows.n_prompt == 0);
-            rows.n_gen += pieces[i].n;
-        }
-    }
-    int32_t *token = take((size_t)n_rows, 4), *position = take((size_t)n_rows, 4);
-    int32_t *row_seq = take((size_t)n_rows, 4), *all = take((size_t)n_rows, 4), *slot[2];
-    int32_t *seq_row = take((size_t)n_pieces, 4), *seq_n = take((size_t)n_pieces, 4);
-    int32_t *list[2], *block = take((size_t)n_pieces * (size_t)cap, 4);
-    int32_t *n_blocks = take((size_t)n_pieces, 4);
-    for (int g = 0; g < 2; g++) {
-        slot[g] = take((size_t)n_rows, 4);
-        list[g] = take((size_t)n_pieces * (size_t)cap, 4);
-    }
-    for (int i = 0; i < n_pieces; i++) {
-        const struct runner_piece *p = &pieces[i];
-        int at = r->length[p->seq], end = at + p->n;
-        ASSERT(end <= r->o.max_tokens);
-        seq_row[i] = row;
-        seq_n[i] = p->n;
-        n_blocks[i] = (end + KERN_BLOCK - 1) / KERN_BLOCK;
-        for (int b = 0; b < n_blocks[i]; b++) {
-            block[i * cap + b] = b;
-            for (int g = 0; g < r->n_groups; g++)
-                list[g][i * cap + b] = r->pages[g][p->seq * cap + b];
-        }
-        for (int j = 0; j < p->n; j++, row++) {
-            token[row] = p->ids[j];
-            position[row] = at + j;
-            row_seq[row] = i;
-            all[row] = row;
-            for (int g = 0; g < r->n_groups; g++)
-                slot[g][row] = r->pages[g][p->seq * cap + (at + j) / KERN_BLOCK];
-        }
-        r->length[p->seq] = end;
-    }
-    struct model_pass pass = {
-        .batch = {.rows = rows,
-                  .token = token,
-                  .position = position,
-                  .row_seq = row_seq,
-                  .n_seqs = n_pieces,
-                  .seq_row = seq_row,
-                  .seq_n_rows = seq_n},
-        .n_groups = r->n_groups,
-        .n_logits = n_logits < 0 ? n_rows : n_logits,
-        .logit_row = all + (n_logits < 0 ? 0 : n_rows - n_logits),
-        .logits = logits,
-        .logits_stride = (size_t)runner_config(r)->vocab,
-    };
-    for (int g = 0; g < r->n_groups; g++)
-        pass.group[g] = (struct model_group){.first_layer = r->group_first[g],
-                                             .n_layers = r->group_layers[g],
-                                             .arena = r->arena[g],
-                                             .kv_dtype = r->o.kv,
-                                             .slot_page = slot[g],
-                                             .lists = {.page = list[g],
-                                                       .block = block,
-                                                       .n_blocks = n_blocks,
-                                                       .capacity = cap,
-                                                       .seq_stride = 1}};
+    runner_set(r, pieces, n_pieces, n_logits);
+    if (r->info.is_host) r->pass.logits = logits;
+    runner_enqueue(r);
+    runner_finish(r, logits);
+}
+
+/* ---- What it wrote ---- */
+
+/* One head's K or V of a page, f32 [64][head_dim]. */
+static void read_plane(const struct runner *r, const struct kern_kv *kv, int page, int head,
+                       bool value, float *tile) {
+    static uint8_t raw[KERN_BLOCK * KERN_MAX_HEAD_DIM * 4];
     struct err e = {0};
-    must(model_forward(r->m, &pass, &e), &e);
-    must(r->k->ops->sync(r->k, &e), &e);
-    free(token), free(position), free(row_seq), free(all), free(seq_row), free(seq_n), free(block);
-    free(n_blocks), free(slot[0]), free(slot[1]), free(list[0]), free(list[1]);
+    if (r->info.is_host) {
+        kern_cpu_read_kv(kv, page, head, value, tile);
+        return;
+    }
+    const uint8_t *at = (const uint8_t *)kv->base + (size_t)page * kv->page_stride +
+                        (value ? kv->v_offset : kv->k_offset) + (size_t)head * kv->head_stride;
+    must(r->k->ops->download(r->k, raw, at, kv->head_stride, &e), &e);
+    kern_cuda_read_kv(raw, kv->dtype, kv->head_dim, tile);
 }
 
 uint64_t runner_kv_hash(struct runner *r, int seq, int n) {
@@ -225,8 +400,8 @@ uint64_t runner_kv_hash(struct runner *r, int seq, int n) {
                 for (int head = 0; head < c->n_kv_heads; head++)
                     for (int value = 0; value < 2; value++) {
                         int take_n = n - at < KERN_BLOCK ? n - at : KERN_BLOCK;
-                        kern_cpu_read_kv(&kv, r->pages[g][seq * r->max_blocks + at / KERN_BLOCK],
-                                         head, value, tile);
+                        read_plane(r, &kv, r->pages[g][seq * r->cut_blocks + at / KERN_BLOCK], head,
+                                   value, tile);
                         XXH3_64bits_update(h, tile, (size_t)take_n * (size_t)c->head_dim * 4);
                     }
         }

@@ -1,0 +1,63 @@
+#ifndef TANDEM_TESTS_SPECULATION_BED_H
+#define TANDEM_TESTS_SPECULATION_BED_H
+
+/* Speculation changes nothing but time: requests of many kinds run once without speculation, alone;
+ * then again with given draft lengths, lookup alone, a windowed draft, in batches with cancelled
+ * neighbours. Tokens, log-probabilities, the hash of every committed logits row, of all committed K
+ * and V, and how the answer ended must be the same to the bit. On either device: the options say
+ * which. */
+
+#include "tests/engine_helper.h"
+
+enum {
+    BED_MAX_REQUESTS = 200,
+    BED_MAX_PROMPT = 400,
+    BED_MAX_OUT = 128,
+    BED_N_ROWS = BED_MAX_PROMPT + BED_MAX_OUT,
+};
+
+/* What a request left. */
+struct bed_record {
+    int n_prompt, n_out;
+    int32_t prompt[BED_MAX_PROMPT], out[BED_MAX_OUT];
+    float logprob[BED_MAX_OUT];
+    uint64_t row[BED_N_ROWS]; /* hash of the newest logits row computed at a position */
+    uint64_t kv;              /* hash of all committed K and V */
+    int n_kv;
+    enum engine_finish finish;
+    struct engine_speculation speculation;
+};
+
+/* What is tested: a pair, its requests, and the options that all runs share. */
+struct bed {
+    const char *target, *draft;
+    struct engine_options o;
+    int n_requests, n_out;
+    int n_alone; /* requests of a run that is not in batches, the first ones; 0: all. Without
+                    speculation all run alone */
+    bool gumbel;
+    void (*make)(const struct bed *b, int i, struct bed_record *r, struct engine_submit_options *s);
+    /* Of its own. */
+    int n_layers, n_kv_heads, head_dim;
+    struct bed_record *want, *got; /* [n_requests] */
+    void *page;                    /* a device's page on the host */
+};
+
+/* Draft lengths 1..8 and auto. */
+extern const int bed_all_lengths[];
+enum { BED_N_LENGTHS = 9 };
+
+/* A tiny pair in files of its own: max_seqs 16, 48 requests of 96 tokens (fewer under a
+ * sanitizer). Close it with bed_close_tiny. */
+void bed_tiny(struct bed *b, const struct tiny_options *t, const struct tiny_draft *d);
+void bed_close_tiny(struct bed *b);
+
+/* Bed of the default pair over chat prompts; it takes n_requests and what the caller sets after. */
+void bed_default_pair(struct bed *b, int n_requests, int n_out);
+void bed_close_default_pair(struct bed *b);
+
+/* Run all of it. batches: each draft length also with all requests at once. Counters must show that
+ * acceptances, rejections and rollbacks over page borders happened. */
+void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches);
+
+#endif
