@@ -1,13 +1,15 @@
-/* How long is one pass over the model: V(rows, depth)? Prints a CSV row a point with its floors
- * beside it, measured in this run: the packed weights and the KV that a pass must read over the
- * bandwidth of reading as many bytes; its products over the rate of register-only loops (AMX for
- * prompt rows, VPDPBUSD for weights and FMA for attention of generated rows).
+/* How long is one pass over the model: V(batch, rows, context)? Prints a CSV row a point with its
+ * floors beside it, measured in this run: the packed weights and the KV that a pass must read over
+ * the bandwidth of reading as many bytes; its products over the rate of register-only loops (AMX
+ * for prompt rows, VPDPBUSD for weights and FMA for attention of generated rows).
  *
- *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points
- * gen:1:0,gen:5:0,prompt:512:0,...]
+ *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST]
+ *   bench_step MODEL --device cuda [--load-format dummy] [--reps N] [--chunk ROWS] [--points LIST]
  *
- * A point is class:rows:depth. Generated rows want all their logits, prompt rows the last one's.
- * Depth is filled once a depth; each timing rolls back to it. Prints the minimum and median over
+ * On a CUDA device (step_device.c) MODEL may be a config.json whose weights are random. A point is
+ * class:rows:depth, there also class:rows:depth:batch, as in gen:5:32768:1,prompt:8192:0. Generated
+ * rows want all their logits, prompt rows the last one's. Depth is filled once a depth; each timing
+ * rolls back to it. Prints the minimum and median over
  * --reps. With --serve it reads points from stdin, one a line, and answers each with one timing,
  * and "floors POINT" with byte floor, product floor (ms) and GB/s: for interleaving with a peer. */
 #include <math.h>
@@ -20,9 +22,10 @@
 #include "base/rng.h"
 #include "base/threads.h"
 #include "bench/floors.h"
+#include "bench/step.h"
 #include "tests/runner.h"
 
-enum { MAX_DEPTH = 8192, MAX_REPS = 101 };
+enum { MAX_DEPTH = 8192, MAX_REPS = STEP_MAX_REPS };
 
 struct bench {
     struct runner *r;
@@ -114,83 +117,129 @@ static int atoi_checked(const char *s) {
     return *s && !*end && v > 0 && v <= 100000 ? (int)v : 0;
 }
 
-static bool parse_point(const char *s, bool *prompt, int *rows, int *depth) {
+bool step_parse(const char *s, struct step_point *out) {
     char kind[8];
-    return sscanf(s, "%7[a-z]:%d:%d", kind, rows, depth) == 3 &&
-           (*prompt = !strcmp(kind, "prompt"), true) && *rows > 0 && *rows <= 512 && *depth >= 0 &&
-           *depth + *rows <= MAX_DEPTH;
+    *out = (struct step_point){.batch = 1};
+    if (sscanf(s, "%7[a-z]:%d:%d:%d", kind, &out->rows, &out->depth, &out->batch) < 3) return false;
+    out->prompt = !strcmp(kind, "prompt");
+    return (out->prompt || !strcmp(kind, "gen")) && out->rows > 0 && out->depth >= 0 &&
+           out->rows <= 1 << 20 && out->depth <= 1 << 20 && out->batch > 0 &&
+           out->batch <= STEP_MAX_BATCH && (!out->prompt || out->batch == 1) &&
+           (out->prompt || out->rows * out->batch <= KERN_MAX_ROWS);
 }
 
-int main(int argc, char **argv) {
-    const char *isa = NULL, *points = "gen:1:0,gen:5:0,prompt:512:0,gen:1:7168,gen:5:7168";
-    int threads = 0, reps = 7, serve = 0;
-    if (argc < 2) {
-        fprintf(stderr,
-                "usage: bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] "
-                "[--serve]\n");
-        return 2;
-    }
+static bool parse_point(const char *s, bool *prompt, int *rows, int *depth) {
+    struct step_point p;
+    bool ok = step_parse(s, &p);
+    *prompt = p.prompt;
+    *rows = p.rows;
+    *depth = p.depth;
+    return ok && p.batch == 1 && p.rows <= 512 && p.depth + p.rows <= MAX_DEPTH;
+}
+
+struct words {
+    const char *isa, *device;
+    int threads;
+    bool serve;
+    struct step_options step;
+};
+
+static bool parse_words(int argc, char **argv, struct words *w) {
     for (int i = 2; i < argc; i++) {
-        if (!strcmp(argv[i], "--serve")) serve = 1;
-        else if (i + 1 < argc && !strcmp(argv[i], "--threads")) threads = atoi_checked(argv[++i]);
-        else if (i + 1 < argc && !strcmp(argv[i], "--reps")) reps = atoi_checked(argv[++i]);
-        else if (i + 1 < argc && !strcmp(argv[i], "--isa")) isa = argv[++i];
-        else if (i + 1 < argc && !strcmp(argv[i], "--points")) points = argv[++i];
-        else return fprintf(stderr, "bench_step: unknown word '%s'\n", argv[i]), 2;
+        bool more = i + 1 < argc;
+        if (!strcmp(argv[i], "--serve")) w->serve = true;
+        else if (more && !strcmp(argv[i], "--threads")) w->threads = atoi_checked(argv[++i]);
+        else if (more && !strcmp(argv[i], "--reps")) w->step.reps = atoi_checked(argv[++i]);
+        else if (more && !strcmp(argv[i], "--isa")) w->isa = argv[++i];
+        else if (more && !strcmp(argv[i], "--points")) w->step.points = argv[++i];
+        else if (more && !strcmp(argv[i], "--device")) w->device = argv[++i];
+        else if (more && !strcmp(argv[i], "--load-format"))
+            w->step.dummy = !strcmp(argv[++i], "dummy");
+        else if (more && !strcmp(argv[i], "--chunk")) w->step.chunk = atoi_checked(argv[++i]);
+        else return fprintf(stderr, "bench_step: unknown word '%s'\n", argv[i]), false;
     }
-    if (reps < 1 || reps > MAX_REPS) reps = 7;
-    struct runner_options o = {.path = argv[1],
-                               .isa = isa,
-                               .n_threads = threads,
-                               .max_tokens = MAX_DEPTH,
-                               .n_seqs = 1,
-                               .max_rows = 512,
-                               .kv = KERN_F16};
-    struct bench b = {.r = runner_open(&o)};
-    b.vocab = runner_config(b.r)->vocab;
-    b.threads = threads;
-    b.ids = malloc(sizeof *b.ids * MAX_DEPTH);
-    b.logits = malloc(sizeof(float) * 512 * (size_t)b.vocab);
-    ASSERT(b.ids && b.logits);
-    for (uint32_t i = 0; i < MAX_DEPTH; i++)
-        b.ids[i] = (int32_t)(rng_u32(1, i, RNG_TEST, 0) % (uint32_t)(b.vocab - 200)) + 100;
+    if (w->step.reps < 1 || w->step.reps > MAX_REPS) w->step.reps = 7;
+    if (w->step.chunk < 1 || w->step.chunk > KERN_MAX_ROWS) w->step.chunk = KERN_MAX_ROWS;
+    if (!strcmp(w->device, "cpu") || !strcmp(w->device, "cuda")) return true;
+    fprintf(stderr, "bench_step: no device '%s'\n", w->device);
+    return false;
+}
+
+static int serve(struct bench *b) {
+    char line[64];
     bool prompt;
     int rows, depth;
-    if (serve) {
-        char line[64];
-        while (fgets(line, sizeof line, stdin)) {
-            bool ask_floors = !strncmp(line, "floors ", 7);
-            if (!parse_point(line + (ask_floors ? 7 : 0), &prompt, &rows, &depth)) return 2;
-            if (ask_floors) {
-                struct floors f = floors(&b, prompt, rows, depth);
-                printf("%.4f %.4f %.2f\n", f.bytes_ms, f.macs_ms, f.gbs);
-                fflush(stdout);
-                continue;
-            }
-            fill(&b, depth);
-            printf("%.4f\n", time_pass(&b, prompt, rows, depth));
-            fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        bool ask_floors = !strncmp(line, "floors ", 7);
+        if (!parse_point(line + (ask_floors ? 7 : 0), &prompt, &rows, &depth)) return 2;
+        if (ask_floors) {
+            struct floors f = floors(b, prompt, rows, depth);
+            printf("%.4f %.4f %.2f\n", f.bytes_ms, f.macs_ms, f.gbs);
+        } else {
+            fill(b, depth);
+            printf("%.4f\n", time_pass(b, prompt, rows, depth));
         }
-        return 0;
+        fflush(stdout);
     }
+    return 0;
+}
+
+static int run_points(struct bench *b, const char *points, int reps) {
+    bool prompt;
+    int rows, depth;
     printf("device,class,rows,depth,ms_min,ms_median,byte_floor_ms,mac_floor_ms,times_floor,read_"
            "gbs\n");
     for (const char *s = points; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL) {
         if (!parse_point(s, &prompt, &rows, &depth))
             return fprintf(stderr, "bad point '%s'\n", s), 2;
-        fill(&b, depth);
+        fill(b, depth);
         double ms[MAX_REPS];
-        time_pass(&b, prompt, rows, depth);
-        for (int i = 0; i < reps; i++) ms[i] = time_pass(&b, prompt, rows, depth);
+        time_pass(b, prompt, rows, depth);
+        for (int i = 0; i < reps; i++) ms[i] = time_pass(b, prompt, rows, depth);
         qsort(ms, (size_t)reps, sizeof *ms, by_value);
-        struct floors f = floors(&b, prompt, rows, depth);
-        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b.r),
+        struct floors f = floors(b, prompt, rows, depth);
+        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b->r),
                prompt ? "prompt" : "gen", rows, depth, ms[0], ms[reps / 2], f.bytes_ms, f.macs_ms,
                ms[reps / 2] / fmax(f.bytes_ms, f.macs_ms), f.gbs);
         fflush(stdout);
     }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    struct words w = {.device = "cpu",
+                      .step = {.points = "gen:1:0,gen:5:0,prompt:512:0,gen:1:7168,gen:5:7168",
+                               .reps = 7,
+                               .chunk = KERN_MAX_ROWS}};
+    if (argc < 2) {
+        fprintf(stderr,
+                "usage: bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] "
+                "[--serve]\n"
+                "       bench_step MODEL --device cuda [--load-format dummy] [--reps N] "
+                "[--chunk ROWS] [--points LIST]\n");
+        return 2;
+    }
+    if (!parse_words(argc, argv, &w)) return 2;
+    w.step.model = argv[1];
+    if (!strcmp(w.device, "cuda")) return step_device(&w.step);
+    struct runner_options o = {.path = argv[1],
+                               .dummy = w.step.dummy,
+                               .isa = w.isa,
+                               .n_threads = w.threads,
+                               .max_tokens = MAX_DEPTH,
+                               .n_seqs = 1,
+                               .max_rows = 512,
+                               .kv = KERN_F16};
+    struct bench b = {.r = runner_open(&o), .threads = w.threads};
+    b.vocab = runner_config(b.r)->vocab;
+    b.ids = malloc(sizeof *b.ids * MAX_DEPTH);
+    b.logits = malloc(sizeof(float) * 512 * (size_t)b.vocab);
+    ASSERT(b.ids && b.logits);
+    for (uint32_t i = 0; i < MAX_DEPTH; i++)
+        b.ids[i] = (int32_t)(rng_u32(1, i, RNG_TEST, 0) % (uint32_t)(b.vocab - 200)) + 100;
+    int rc = w.serve ? serve(&b) : run_points(&b, w.step.points, w.step.reps);
     free(b.ids);
     free(b.logits);
     runner_close(b.r);
-    return 0;
+    return rc;
 }
