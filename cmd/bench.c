@@ -236,6 +236,7 @@ int cmd_bench(int argc, char **argv) {
     struct engine *g;
     rc = cmd_open_engine(&g, &f.o, &e);
     if (rc) return cmd_fail(&e);
+    if (!json && engine_is_dummy(g)) printf("%s\n", engine_model_name(g));
     if (spec) {
         struct bench_spec_options so = {n_tokens, n_repeats, temperature, kind, json};
         rc = bench_spec(g, &so, &e);

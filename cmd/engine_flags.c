@@ -12,6 +12,7 @@ void engine_flags_init(struct engine_flags *f) {
     engine_options_default(&f->o);
     f->o.device = "auto";
     f->precision = "fast";
+    f->load_format = "auto";
 }
 
 static bool is_number(const char *s) {
@@ -48,6 +49,11 @@ int engine_flags_finish(struct engine_flags *f, const struct options *o) {
         f->o.precision = KERN_REFERENCE;
     else if (!strcmp(f->precision, "fast")) f->o.precision = KERN_FAST;
     else return options_error(o, "--cpu-precision: '%s' is neither fast nor f32", f->precision);
+    if (!strcmp(f->load_format, "dummy")) f->o.dummy_weights = true;
+    else if (strcmp(f->load_format, "auto") != 0)
+        return options_error(o, "--load-format: '%s' is neither auto nor dummy", f->load_format);
+    if (f->o.dummy_type && !f->o.dummy_weights)
+        return options_error(o, "--dummy-type belongs to --load-format dummy");
     int rc = finish_speculation(f, o);
     if (rc >= 0) return rc;
     if (f->quiet) log_set_level(LOG_ERROR);

@@ -9,6 +9,7 @@
 struct engine_flags {
     struct engine_options o;               /* what the flags fill */
     const char *precision;                 /* "fast", "f32" */
+    const char *load_format;               /* "auto", "dummy" */
     const char *draft_tokens, *coupling;   /* as typed, NULL: not */
     enum verify_coupling default_coupling; /* of requests that name none */
     bool quiet;
@@ -22,6 +23,10 @@ struct engine_flags {
      "GGUF file or Hugging Face folder", NULL},                                                    \
     {OPTION_STRING, "chat-template", NULL, 0, &(f)->o.chat_template, "NAME", 0, 0,                 \
      "force a chat template (chatml, llama3, ...)", "the model's own"},                            \
+    {OPTION_STRING, "load-format", NULL, 0, &(f)->load_format, "FORMAT", 0, 0,                     \
+     "auto, or dummy: random weights of these shapes, for speed; a config.json will do", "auto"},  \
+    {OPTION_STRING, "dummy-type", NULL, 0, &(f)->o.dummy_type, "T", 0, 0,                          \
+     "with --load-format dummy: type of the matrices, as BF16, Q8_0, Q4_K", "the model's"},        \
     {OPTION_GROUP, "Speculation", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \
     {OPTION_STRING, "draft", "model-draft spec-draft-model speculative-model -md", 0,              \
      &(f)->o.draft_path, "PATH", 0, 0,                                                             \

@@ -39,6 +39,15 @@ int cmd_open_engine(struct engine **out, const struct engine_options *o, struct 
     int rc = engine_open(out, o, show_progress, &bar, e);
     if (bar.what) log_progress_end(&bar);
     if (rc) return rc;
+    /* Whatever else is quiet: nobody shall take these answers for a model's. */
+    if (engine_is_dummy(*out))
+        fprintf(stderr,
+                "# %s: nothing was loaded, the answers mean nothing; only times, bytes and sizes "
+                "are real%s\n",
+                engine_model_name(*out),
+                tokenizer_is_made_up(engine_tokenizer(*out))
+                    ? "; no tokenizer either: ids below 256 are bytes, others read w<ID>"
+                    : "");
     const struct model_config *c = engine_model_config(*out);
     log_info("model %s: %s, %d layers, hidden %d, context %d", engine_model_name(*out), c->arch,
              c->n_layers, c->hidden, engine_context(*out));

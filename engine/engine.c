@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/clock.h"
 #include "base/err.h"
@@ -18,11 +19,27 @@ static size_t free_bytes(const struct kern *k, size_t given) {
     return info.free_bytes + info.own_bytes; /* which are a line of the plan */
 }
 
+/* The files of a model, or its shapes where weights are random or not wanted. */
+static int open_source(struct model_source **out, const char *path, const struct engine_options *o,
+                       bool plan, struct err *e) {
+    int type = 0;
+    if (!o->dummy_weights)
+        return plan ? model_source_plan_only(out, path, e) : model_source_open(out, path, e);
+    while (o->dummy_type && type < KERN_N_DTYPES &&
+           strcasecmp(o->dummy_type, kern_dtype_name((enum kern_dtype)type)) != 0)
+        type++;
+    if (o->dummy_type && type == KERN_N_DTYPES)
+        return err_raise(e, E_INVALID,
+                         "dummy type '%.40s': not one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, "
+                         "Q5_1, Q4_K, Q5_K, Q6_K",
+                         o->dummy_type);
+    return model_source_open_dummy(out, path, o->dummy_type ? (enum kern_dtype)type : KERN_N_DTYPES,
+                                   e);
+}
+
 static int open_tokenizer(struct engine *g, const struct model_source *src, struct err *e) {
-    const struct gguf *file = model_source_gguf(src);
-    int rc = file ? tokenizer_open_gguf(&g->tokenizer, file, e)
-                  : tokenizer_open_hf(&g->tokenizer, model_source_folder(src), e);
-    if (rc) return err_prefix(e, rc, "%s", model_source_path(src));
+    int rc = model_open_tokenizer(&g->tokenizer, src, e);
+    if (rc) return rc;
     int n = tokenizer_n_tokens(g->tokenizer), head = model_source_config(src)->vocab;
     g->vocab = n < head ? n : head; /* padding of the head is never drawn */
     for (int id = 0; id < g->vocab; id++) {
@@ -125,8 +142,8 @@ int engine_open(struct engine **out, const struct engine_options *o,
     if (!g) return err_raise(e, E_NOMEM, "no memory for the engine");
     struct model_source *src = NULL, *draft = NULL;
     int rc = engine__open_device(&g->kern, o, false, e);
-    if (!rc) rc = model_source_open(&src, o->model_path, e);
-    if (!rc && o->draft_path) rc = model_source_open(&draft, o->draft_path, e);
+    if (!rc) rc = open_source(&src, o->model_path, o, false, e);
+    if (!rc && o->draft_path) rc = open_source(&draft, o->draft_path, o, false, e);
     size_t device_free = rc ? 0 : free_bytes(g->kern, 0);
     if (!rc) rc = open_tokenizer(g, src, e);
     if (!rc) rc = open_chat(g, o, src, e);
@@ -149,7 +166,7 @@ int engine_open(struct engine **out, const struct engine_options *o,
     /* The caller's strings may go now. */
     g->sizes.o.model_path = g->sizes.o.device = g->sizes.o.chat_template = NULL;
     g->sizes.o.draft_path = NULL;
-    g->sizes.o.isa = g->sizes.o.kv_type = NULL;
+    g->sizes.o.isa = g->sizes.o.kv_type = g->sizes.o.dummy_type = NULL;
     *out = g;
     return 0;
 }
@@ -172,8 +189,8 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t device_
     struct model_source *src = NULL, *draft = NULL;
     struct engine_sizes s;
     int rc = engine__open_device(&k, o, device_free_bytes > 0, e);
-    if (!rc) rc = model_source_plan_only(&src, o->model_path, e);
-    if (!rc && o->draft_path) rc = model_source_plan_only(&draft, o->draft_path, e);
+    if (!rc) rc = open_source(&src, o->model_path, o, true, e);
+    if (!rc && o->draft_path) rc = open_source(&draft, o->draft_path, o, true, e);
     if (!rc) rc = engine__sizes(&s, out, o, src, draft, k, free_bytes(k, device_free_bytes), e);
     model_source_close(draft);
     model_source_close(src);
@@ -206,6 +223,9 @@ int engine_context(const struct engine *g) {
 }
 const char *engine_model_name(const struct engine *g) {
     return engine_model_config(g)->name;
+}
+bool engine_is_dummy(const struct engine *g) {
+    return g->sizes.o.dummy_weights;
 }
 uint64_t engine_model_fingerprint(const struct engine *g) {
     return g->fingerprint;

@@ -54,7 +54,9 @@ struct engine_options {
     int draft_window;     /* the draft sees the first block and the newest ones of so many tokens, a
                              multiple of 64, >= 128; 0: everything */
     bool lookup;          /* prompt lookup proposes where it matches; default on */
-    bool dummy_weights;   /* --load-format dummy (later) */
+    bool dummy_weights;   /* random weights: model_path (and draft_path) give shapes alone, a
+                             config.json is enough */
+    const char *dummy_type; /* "Q4_K": of all their matrices; NULL: as the files say */
 };
 void engine_options_default(struct engine_options *o);
 
@@ -81,6 +83,7 @@ int engine_context(const struct engine *g); /* most tokens of a sequence, prompt
 const char *engine_model_name(const struct engine *g);
 const struct model_config *engine_draft_config(const struct engine *g); /* NULL: no draft */
 uint64_t engine_model_fingerprint(const struct engine *g);
+bool engine_is_dummy(const struct engine *g); /* the weights are random; the model's name says so */
 
 /* ---- Requests ---- */
 

@@ -27,7 +27,6 @@ static int check_int(const char *name, int value, int lo, int hi, struct err *e)
 
 /* Defaults and ranges; none of them needs the backend. */
 static int fill_options(struct engine_options *o, const struct model_config *c, struct err *e) {
-    if (o->dummy_weights) return err_raise(e, E_UNSUPPORTED, "dummy weights are not built in yet");
     if (o->context == 0) o->context = c->context;
     if (o->max_rows == 0) o->max_rows = DEFAULT_ROWS;
     if (o->max_seqs == 0) o->max_seqs = o->max_rows > DEFAULT_SEQS ? DEFAULT_SEQS : o->max_rows - 1;

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/threads.h"
 #include "model/source.h"
 
 /* A cursor over the reservation; base NULL only counts. */
@@ -30,7 +31,10 @@ struct layout {
     const struct model_source *src;
     const struct model_borrow *borrow; /* or NULL */
     struct carve carve;
-    size_t done, total; /* bytes of file tensors, for progress */
+    size_t done, total;    /* bytes of file tensors, for progress */
+    struct threads *dummy; /* who makes weights up; NULL: they are the file's */
+    uint8_t *room;         /* for tensors on their way, grown as needed */
+    size_t room_bytes;
     void (*progress)(void *arg, size_t done, size_t total);
     void *progress_arg;
     struct err *e;
@@ -46,6 +50,28 @@ static void report(struct layout *l, size_t bytes) {
     if (l->carve.base && l->progress) l->progress(l->progress_arg, l->done, l->total);
 }
 
+static int need_room(struct layout *l, const char *name, size_t bytes) {
+    if (bytes <= l->room_bytes) return 0;
+    free(l->room);
+    l->room_bytes = 0;
+    l->room = malloc(bytes);
+    if (!l->room) return err_raise(l->e, E_NOMEM, "%s: no memory for %zu bytes", name, bytes);
+    l->room_bytes = bytes;
+    return 0;
+}
+
+/* A tensor's bytes: the file's own, or made up in the room, which the next call overwrites. NULL
+ * while counting. */
+static int tensor_bytes(struct layout *l, const struct tensor_view *v, const void **out) {
+    *out = l->dummy ? NULL : v->data;
+    if (!l->carve.base || !l->dummy) return 0;
+    int rc = need_room(l, v->name, v->bytes);
+    if (rc) return rc;
+    model__dummy_fill(v, l->room, l->dummy);
+    *out = l->room;
+    return 0;
+}
+
 /* A vector as f32 in backend memory; *out stays NULL where the model has none. */
 static int take_vector(struct layout *l, enum tensor_role role, int layer, const float **out) {
     struct tensor_view v;
@@ -53,10 +79,13 @@ static int take_vector(struct layout *l, enum tensor_role role, int layer, const
     size_t n = (size_t)v.rows * (size_t)v.cols;
     float *dst = carve_take(&l->carve, n * sizeof(float));
     if (dst) {
-        float *host = malloc(n * sizeof(float));
+        const void *data;
+        int rc = tensor_bytes(l, &v, &data);
+        float *host = rc ? NULL : malloc(n * sizeof(float));
+        if (rc) return rc;
         if (!host) return err_raise(l->e, E_NOMEM, "%s: no memory for %zu values", v.name, n);
-        kern_dequantize(v.dtype, v.data, host, n);
-        int rc = l->m->k->ops->upload(l->m->k, dst, host, n * sizeof(float), l->e);
+        kern_dequantize(v.dtype, data, host, n);
+        rc = l->m->k->ops->upload(l->m->k, dst, host, n * sizeof(float), l->e);
         free(host);
         if (rc) return rc;
         *out = dst;
@@ -77,18 +106,41 @@ static int take_weight(struct layout *l, const char *name, enum kern_dtype t, in
     return k->ops->weight_pack(k, out, dst, t, rows, cols, src, l->e);
 }
 
+/* The tensor as it stands. */
+static int take_tensor(struct layout *l, const struct tensor_view *v, struct kern_weight *out) {
+    const void *data;
+    int rc = tensor_bytes(l, v, &data);
+    if (!rc) rc = take_weight(l, v->name, v->dtype, v->rows, v->cols, data, out);
+    report(l, v->bytes);
+    return rc;
+}
+
+/* n tensors of one type and width as one, their rows one behind the other. */
+static int take_joined(struct layout *l, int n, const struct tensor_view *v,
+                       struct kern_weight *out) {
+    size_t bytes = 0;
+    int rows = 0, rc = 0;
+    for (int i = 0; i < n; i++) bytes += v[i].bytes, rows += v[i].rows;
+    if (l->carve.base) rc = need_room(l, v[0].name, bytes);
+    if (rc) return rc;
+    for (size_t i = 0, at = 0; l->carve.base && i < (size_t)n; at += v[i].bytes, i++)
+        if (l->dummy) model__dummy_fill(&v[i], l->room + at, l->dummy);
+        else memcpy(l->room + at, v[i].data, v[i].bytes);
+    rc = take_weight(l, v[0].name, v[0].dtype, rows, v[0].cols, l->room, out);
+    report(l, bytes);
+    return rc;
+}
+
 /* Matrices that share an input, packed as one where their types agree. */
 static int take_linear(struct layout *l, int layer, int n, const enum tensor_role *roles,
                        struct model_linear *out) {
     struct tensor_view v[MODEL_MAX_PARTS];
-    size_t bytes = 0;
     int rows = 0;
     bool same = true;
     for (int i = 0; i < n; i++) {
         bool found = find(l, roles[i], layer, &v[i]);
         ASSERT(found); /* model_source_open checked it */
         same = same && v[i].dtype == v[0].dtype;
-        bytes += v[i].bytes;
         rows += v[i].rows;
     }
     struct model_linear lin = {.rows = rows};
@@ -96,24 +148,12 @@ static int take_linear(struct layout *l, int layer, int n, const enum tensor_rol
     if (!same || n == 1) {
         for (int i = 0, at = 0; i < n && !rc; at += v[i].rows, i++) {
             lin.offset[i] = at;
-            rc = take_weight(l, v[i].name, v[i].dtype, v[i].rows, v[i].cols, v[i].data,
-                             &lin.part[i]);
-            report(l, v[i].bytes);
+            rc = take_tensor(l, &v[i], &lin.part[i]);
         }
         lin.n_parts = n;
     } else {
-        uint8_t *joined = NULL;
-        if (l->carve.base) {
-            joined = malloc(bytes);
-            if (!joined)
-                return err_raise(l->e, E_NOMEM, "%s: no memory for %zu bytes", v[0].name, bytes);
-            for (size_t i = 0, at = 0; i < (size_t)n; at += v[i].bytes, i++)
-                memcpy(joined + at, v[i].data, v[i].bytes);
-        }
-        rc = take_weight(l, v[0].name, v[0].dtype, rows, v[0].cols, joined, &lin.part[0]);
-        free(joined);
+        rc = take_joined(l, n, v, &lin.part[0]);
         lin.n_parts = 1;
-        report(l, bytes);
     }
     if (l->carve.base) *out = lin;
     return rc;
@@ -146,7 +186,7 @@ static int take_rope(struct layout *l) {
     float *dst = carve_take(&l->carve, n * sizeof(float));
     if (!dst) return 0;
     float factors[MODEL_MAX_HEAD_DIM / 2], freq[MODEL_MAX_HEAD_DIM / 2];
-    bool have = find(l, TENSOR_ROPE_FREQS, 0, &v);
+    bool have = !l->dummy && find(l, TENSOR_ROPE_FREQS, 0, &v);
     if (have) kern_dequantize(v.dtype, v.data, factors, n);
     model_rope_frequencies(c, have ? factors : NULL, freq);
     l->m->inv_freq = dst;
@@ -161,18 +201,25 @@ static int take_embedding(struct layout *l) {
     }
     bool found = find(l, TENSOR_TOKEN_EMBD, 0, &v);
     ASSERT(found); /* model_source_open checked it */
-    int rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &l->m->embedding);
-    report(l, v.bytes);
-    return rc;
+    return take_tensor(l, &v, &l->m->embedding);
 }
 
 /* A head of the rows `ids` of v, a tensor that stands whole in this file or in the target's. */
 static int take_head_rows(struct layout *l, const struct tensor_view *v) {
     struct model *m = l->m;
     void *rows = NULL;
+    const void *data = NULL;
     int n = m->config.n_head, rc = 0;
-    if (l->carve.base) rc = model__gather_rows(v, model_source_head_ids(l->src), n, &rows, l->e);
-    if (!rc) rc = take_weight(l, v->name, v->dtype, n, v->cols, rows, &m->head);
+    if (l->dummy) { /* any rows will do */
+        struct tensor_view some = *v;
+        some.rows = n;
+        some.bytes = (size_t)n * kern_dtype_bytes(v->dtype, (size_t)v->cols);
+        rc = tensor_bytes(l, &some, &data);
+    } else if (l->carve.base) {
+        rc = model__gather_rows(v, model_source_head_ids(l->src), n, &rows, l->e);
+        data = rows;
+    }
+    if (!rc) rc = take_weight(l, v->name, v->dtype, n, v->cols, data, &m->head);
     free(rows);
     return rc;
 }
@@ -194,8 +241,7 @@ static int take_head(struct layout *l) {
     int rc = model__find_head(l->src, l->borrow, &v, l->e);
     if (rc) return rc;
     if (own) {
-        rc = take_weight(l, v.name, v.dtype, v.rows, v.cols, v.data, &m->head);
-        report(l, v.bytes);
+        rc = take_tensor(l, &v, &m->head);
     } else if (!whole) rc = take_head_rows(l, &v);
     else if (c->tied) m->head = m->embedding;
     else if (l->carve.base) m->head = l->borrow->target->head;
@@ -300,6 +346,9 @@ int model_open(struct model **out, const struct model_source *src,
     }
     rc = k->ops->reserve(k, m->reserved_bytes, &m->reserved, e);
     if (rc) goto fail_layers;
+    struct threads *dummy = NULL;
+    if (model_source_is_dummy(src)) rc = threads_open(&dummy, 0, e);
+    if (rc) goto fail_reserved;
     struct layout l = {.m = m,
                        .src = src,
                        .borrow = borrow,
@@ -307,8 +356,11 @@ int model_open(struct model **out, const struct model_source *src,
                        .e = e,
                        .progress = progress,
                        .progress_arg = arg,
-                       .total = model_source_bytes(src)};
+                       .total = model_source_bytes(src),
+                       .dummy = dummy};
     rc = take_weights(&l);
+    free(l.room);
+    threads_close(dummy);
     if (rc) goto fail_reserved;
     ASSERT(align_up(l.carve.used, KERN_ACT_ALIGN) == weights);
     take_workspace(&l.carve, k, &m->config, caps, &m->ws);

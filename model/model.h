@@ -85,6 +85,10 @@ int model_forward(struct model *m, const struct model_pass *p, struct err *e);
 int model_n_head(const struct model *m);
 const int32_t *model_head_ids(const struct model *m);
 
+/* The tokenizer that `src` brings. Random weights of a config alone bring none and get the one of
+ * tokenizer_open_bytes, as large as the head. Errors name the path. */
+int model_open_tokenizer(struct tokenizer **out, const struct model_source *src, struct err *e);
+
 /* May `draft` propose for `target`? Same tokenizer entries and special ids (padding of the
  * vocabulary does not count), or a draft that borrows and was made for this embedding. E_INVALID
  * names the first difference with both values. */

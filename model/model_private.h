@@ -57,6 +57,13 @@ struct model {
 
 struct tensor_view;
 
+/* ---- dummy.c: random weights (model_source_open_dummy) ---- */
+
+struct threads;
+
+/* Write v->bytes that stand for v's in the file: the same for any number of threads. */
+void model__dummy_fill(const struct tensor_view *v, void *dst, struct threads *t);
+
 /* ---- borrow.c: a draft and its target, see docs/draft-format.md ---- */
 
 /* Does `src` find in `target` (NULL: there is none) what it borrows? From headers; 0 where it

@@ -96,13 +96,18 @@ static int compare_tokenizers(const struct tokenizer *t, const struct tokenizer 
     return rc ? rc : compare_ends(t, d, e);
 }
 
-static int open_tokenizer(struct tokenizer **out, const struct model_source *s, struct err *e) {
-    const struct gguf *g = model_source_gguf(s);
-    const char *folder = model_source_folder(s);
-    if (!g && !folder)
-        return err_raise(e, E_INVALID, "%s brings no tokenizer", model_source_path(s));
-    int rc = g ? tokenizer_open_gguf(out, g, e) : tokenizer_open_hf(out, folder, e);
-    return rc ? err_prefix(e, rc, "%s: tokenizer", model_source_path(s)) : 0;
+int model_open_tokenizer(struct tokenizer **out, const struct model_source *src, struct err *e) {
+    const struct gguf *g = model_source_gguf(src);
+    const char *folder = model_source_folder(src);
+    bool dummy = model_source_is_dummy(src);
+    struct err why = {0};
+    int rc = E_NOT_FOUND;
+    if (g) rc = tokenizer_open_gguf(out, g, &why);
+    else if (folder) rc = tokenizer_open_hf(out, folder, &why);
+    else err_raise(&why, rc, "a config.json alone brings no tokenizer");
+    if (rc == E_NOT_FOUND && dummy)
+        return tokenizer_open_bytes(out, model_source_config(src)->vocab, e);
+    return rc ? err_raise(e, rc, "%s: tokenizer: %s", model_source_path(src), why.message) : 0;
 }
 
 /* Rows of the embedding that tokens need; what the target lacks itself, a draft may lack too. */
@@ -129,7 +134,7 @@ int model_check_pair(const struct model_source *target, const struct tokenizer *
         return 0;
     ASSERT(target_tokenizer);
     struct tokenizer *t = NULL;
-    rc = open_tokenizer(&t, draft, e);
+    rc = model_open_tokenizer(&t, draft, e);
     if (rc) return rc;
     rc = compare_tokenizers(target_tokenizer, t, e);
     if (!rc) rc = check_rows(tc, dc, target_tokenizer, e);

@@ -158,7 +158,7 @@ static int open_config_alone(struct model_source *s, struct err *e) {
 
 /* Headers, sizes, and the first bytes of each tensor, so that two trainings of one shape differ. */
 static void fingerprint(struct model_source *s) {
-    uint64_t h = s->fingerprint;
+    uint64_t h = s->fingerprint + s->dummy;
     if (s->gguf && gguf_file(s->gguf)->data) {
         const struct file *f = gguf_file(s->gguf);
         h = XXH3_64bits_withSeed(f->data, gguf_header_bytes(s->gguf), h);
@@ -177,7 +177,30 @@ static void fingerprint(struct model_source *s) {
     s->fingerprint = h;
 }
 
-static int open_any(struct model_source **out, const char *path, bool plan, struct err *e) {
+/* The last word of a path, without config.json: a name for a model that has none. */
+static void name_from_path(char *out, size_t room, const char *path) {
+    static const char config[] = "/config.json";
+    size_t n = strlen(path), begin;
+    if (has_suffix(path, config)) n -= sizeof config - 1;
+    while (n > 1 && path[n - 1] == '/') n--;
+    for (begin = n; begin > 0 && path[begin - 1] != '/';) begin--;
+    snprintf(out, room, "%.*s", (int)(n - begin), path + begin);
+}
+
+/* Whoever shows the name says that the weights are random. */
+static void mark_name(struct model_source *s) {
+    static const char mark[] = " (random weights)";
+    char *name = s->config.name;
+    size_t room = sizeof s->config.name - sizeof mark, n;
+    if (!name[0]) name_from_path(name, room + 1, s->path);
+    n = strlen(name);
+    for (; n > room || (n > 0 && ((unsigned char)name[n] & 0xc0) == 0x80);) n--; /* whole letters */
+    memcpy(name + n, mark, sizeof mark);
+}
+
+/* `how`: plan, dummy and dummy_type are taken from it. */
+static int open_any(struct model_source **out, const char *path, const struct model_source *how,
+                    struct err *e) {
     *out = NULL;
     struct stat st;
     if (strlen(path) > MAX_PATH_BYTES) return err_raise(e, E_TOO_LONG, "the path %.100s...", path);
@@ -185,29 +208,40 @@ static int open_any(struct model_source **out, const char *path, bool plan, stru
     struct model_source *s = calloc(1, sizeof *s);
     if (!s) return err_raise(e, E_NOMEM, "no memory for a model source");
     arena_init(&s->arena, ARENA_CHUNK, ARENA_LIMIT);
-    s->plan = plan;
+    s->plan = how->plan;
+    s->dummy = how->dummy;
+    s->dummy_type = how->dummy_type;
     s->path = arena_strndup(&s->arena, path, strlen(path));
     if (folder) s->folder = s->path;
     int rc;
     if (!s->path) rc = err_raise(e, E_NOMEM, "no memory for a path");
     else if (folder) rc = open_folder(s, e);
-    else if (plan && has_suffix(path, ".json")) rc = open_config_alone(s, e);
+    else if (s->plan && has_suffix(path, ".json")) rc = open_config_alone(s, e);
     else rc = open_gguf(s, e);
     if (rc) {
         model_source_close(s);
         return rc;
     }
     fingerprint(s);
+    if (s->dummy) mark_name(s);
     *out = s;
     return 0;
 }
 
 int model_source_open(struct model_source **out, const char *path, struct err *e) {
-    return open_any(out, path, false, e);
+    const struct model_source how = {0};
+    return open_any(out, path, &how, e);
 }
 
 int model_source_plan_only(struct model_source **out, const char *path, struct err *e) {
-    return open_any(out, path, true, e);
+    const struct model_source how = {.plan = true};
+    return open_any(out, path, &how, e);
+}
+
+int model_source_open_dummy(struct model_source **out, const char *path, enum kern_dtype type,
+                            struct err *e) {
+    const struct model_source how = {.plan = true, .dummy = true, .dummy_type = type};
+    return open_any(out, path, &how, e);
 }
 
 void model_source_close(struct model_source *s) {
@@ -229,6 +263,9 @@ const char *model_source_path(const struct model_source *s) {
 }
 bool model_source_has_weights(const struct model_source *s) {
     return s->has_weights;
+}
+bool model_source_is_dummy(const struct model_source *s) {
+    return s->dummy;
 }
 size_t model_source_n_tensors(const struct model_source *s) {
     return s->n_views;

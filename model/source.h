@@ -66,12 +66,20 @@ int model_source_open(struct model_source **out, const char *path, struct err *e
  * file. */
 int model_source_plan_only(struct model_source **out, const char *path, struct err *e);
 
+/* The same for random weights of these shapes (--load-format dummy): nothing but headers is read,
+ * and model_open makes the weights up. All matrices are of type `type`; KERN_N_DTYPES: as the file
+ * or config says. The config's name ends in "(random weights)", so that whoever shows it says so.
+ * E_UNSUPPORTED where a matrix's columns are no whole blocks of the type. */
+int model_source_open_dummy(struct model_source **out, const char *path, enum kern_dtype type,
+                            struct err *e);
+
 /* Safe on NULL. Views and the GGUF handle end with it. */
 void model_source_close(struct model_source *s);
 
 const struct model_config *model_source_config(const struct model_source *s);
 const char *model_source_path(const struct model_source *s); /* as given */
 bool model_source_has_weights(const struct model_source *s);
+bool model_source_is_dummy(const struct model_source *s);
 
 /* The tensor of `role` in `layer` (0 for the model's own). E_NOT_FOUND where this model has none:
  * only possible for TOKEN_EMBD of a draft that borrows it, OUTPUT, ROPE_FREQS, biases and Q/K

@@ -16,6 +16,8 @@ struct model_source {
     struct safetensors *tensors;   /* NULL for a GGUF, or where only a config.json is there */
     enum kern_dtype planned_dtype; /* of weights that are not there */
     bool plan;                     /* tensors need not be there */
+    bool dummy;                    /* and are made up where they are */
+    enum kern_dtype dummy_type;    /* of all matrices; KERN_N_DTYPES: as they would be */
     bool has_weights;
     struct model_config config;
     struct arena arena; /* path, names, views, template */

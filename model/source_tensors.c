@@ -214,6 +214,18 @@ static int format_name(struct model_source *s, struct tensor_view *v, struct err
     return v->name ? 0 : err_raise(e, E_NOMEM, "no memory for tensor names");
 }
 
+/* What random weights in this tensor's place are like. */
+static int make_dummy(const struct model_source *s, struct tensor_view *v, struct err *e) {
+    if (s->dummy_type != KERN_N_DTYPES && !roles[v->role].vector) v->dtype = s->dummy_type;
+    int block = kern_dtype_block(v->dtype);
+    if (v->cols % block)
+        return err_raise(e, E_UNSUPPORTED, "tensor %s: %d columns are no whole blocks of %d of %s",
+                         v->name, v->cols, block, kern_dtype_name(v->dtype));
+    v->data = NULL;
+    v->bytes = (size_t)v->rows * kern_dtype_bytes(v->dtype, (size_t)v->cols);
+    return 0;
+}
+
 /* Is there anything to look tensors up in? A GGUF may be a vocabulary alone, a folder a config. */
 static bool has_tensors(const struct model_source *s) {
     return s->gguf ? gguf_n_tensors(s->gguf) > 0 : s->tensors != NULL;
@@ -231,6 +243,7 @@ static int map_one(struct model_source *s, struct tensor_view *v, struct err *e)
         v->dtype = s->planned_dtype;
         v->bytes = (size_t)v->rows * (size_t)v->cols * (v->dtype == KERN_F32 ? 4 : 2);
     }
+    if (rc == 0 && s->dummy) rc = make_dummy(s, v, e);
     if (rc == 0 && v->role == TENSOR_ROPE_FREQS) rc = check_rope_factors(v, e);
     if (rc) return rc;
     if (!v->data) s->has_weights = false;

@@ -135,6 +135,9 @@ void tokenizer_close(struct tokenizer *t) {
 int tokenizer_n_tokens(const struct tokenizer *t) {
     return t->vocab.n;
 }
+bool tokenizer_is_made_up(const struct tokenizer *t) {
+    return t->made_up;
+}
 int tokenizer_bos(const struct tokenizer *t) {
     return t->bos;
 }

@@ -21,7 +21,13 @@ struct tokenizer;
  * refused by name: a wrong one would cost quality silently. */
 int tokenizer_open_gguf(struct tokenizer **out, const struct gguf *g, struct err *e);
 int tokenizer_open_hf(struct tokenizer **out, const char *folder, struct err *e);
+/* For a model that brings none: ids below 256 are the bytes, the others read " w1234"; no special
+ * ids, no merges. */
+int tokenizer_open_bytes(struct tokenizer **out, int n_tokens, struct err *e);
 void tokenizer_close(struct tokenizer *t);
+
+/* Is it one of tokenizer_open_bytes? */
+bool tokenizer_is_made_up(const struct tokenizer *t);
 
 /* Ids are 0..n_tokens-1. The model's head may have more (padded) rows. */
 int tokenizer_n_tokens(const struct tokenizer *t);

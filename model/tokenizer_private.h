@@ -7,7 +7,8 @@
  *   normalize.c     NFC
  *   pretokenize.c   patterns that cut text before byte-level BPE
  *   bpe.c           merges by rank          spm.c  merges by score
- *   tokenizer.c     encode and decode       tokenizer_gguf.c, tokenizer_hf.c  readers */
+ *   tokenizer.c     encode and decode       tokenizer_gguf.c, tokenizer_hf.c  readers
+ *   tokenizer_bytes.c  for models without one */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -228,6 +229,7 @@ struct tokenizer {
     bool prefix_unless_space; /* none before a text that begins with a space (Metaspace) */
     bool strip_first_space;   /* tokenizer_decode drops one leading space */
     bool add_bos, add_eos;
+    bool made_up; /* tokenizer_open_bytes */
     int bos, eos, unknown, padding;
     int eog[TOKENIZER_MAX_EOG];
     int n_eog;

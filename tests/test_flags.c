@@ -79,6 +79,11 @@ static void test_flags_draft(void) {
 
 static void test_flags_numbers(void) {
     struct engine_flags f;
+    taken(&f, "-m t");
+    assert_false(f.o.dummy_weights);
+    taken(&f, "-m t --load-format dummy --dummy-type Q4_K");
+    assert_true(f.o.dummy_weights);
+    assert_string_equal(f.o.dummy_type, "Q4_K");
     taken(&f, "-m t --draft-tokens auto --max-draft-tokens 4");
     assert_int_equal(f.o.draft_tokens, -1);
     assert_int_equal(f.o.max_draft_tokens, 4);
@@ -126,6 +131,8 @@ static void test_flags_refused(void) {
         {"-m t -md", "--draft needs a value (PATH)\n"},
         {"-m t --draft-token 3", "did you mean --draft-tokens?"},
         {"--draft d", "--model is needed\n"},
+        {"-m t --load-format pt", "--load-format: 'pt' is neither auto nor dummy\n"},
+        {"-m t --dummy-type Q4_K", "--dummy-type belongs to --load-format dummy\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct engine_flags f;

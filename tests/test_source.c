@@ -526,7 +526,7 @@ static void test_source_refuses_other_files(void) {
     expect(in_folder("model.safetensors"), E_UNSUPPORTED, "give the folder");
     expect(folder, E_FORMAT, "lm_head.weight is missing and tie_word_embeddings is not true");
     write_config("config.json", "MixtralForCausalLM", "");
-    expect(folder, E_UNSUPPORTED, "config.json: architecture MixtralForCausalLM");
+    expect(folder, E_UNSUPPORTED, "config.json: architecture 'MixtralForCausalLM'");
 
     c.n = 0; /* to plan with, not to load */
     write_gguf("m.gguf", &c);
