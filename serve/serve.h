@@ -66,9 +66,10 @@ const char *serve_address(const struct server *s, int idx);
 
 /* Serve until a drain (SIGTERM, SIGINT or the method) has ended: no new connections, no new
  * requests, running ones finish or are cut at the deadline, every stream gets its `done`, every
- * byte is flushed. A second signal stops at once. Returns 0 after a drain, 1 where it was cut short
- * by a second signal. Ignores SIGPIPE for the process. On return every request is released; close
- * the engine next, since its thread may be about to wake this loop, and the server last. */
+ * byte is flushed. A second signal stops at once. An engine that failed (engine_failed) is logged
+ * and drained: its requests have its error. Returns 0 after a drain, 1 where a second signal cut it
+ * short or the engine failed. Ignores SIGPIPE for the process. On return every request is released;
+ * close the engine next, since its thread may be about to wake this loop, and the server last. */
 int serve_run(struct server *s);
 
 /* NULL allowed. Does not touch the engine. */

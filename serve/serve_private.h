@@ -121,6 +121,7 @@ struct server {
     struct http_client *http_clients;
     int n_http_clients;
     bool draining, cut, stopped;
+    bool failed;        /* the engine can compute no more */
     uint64_t salt_seed; /* cache_salt strings become numbers with it */
     uint64_t next_number;
     int n_prompts;        /* on other threads */

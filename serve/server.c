@@ -49,7 +49,17 @@ static int check_options(const struct serve_options *o, struct err *e) {
 
 /* ---- Callbacks ---- */
 
+/* Whoever runs has its error by the engine's own means; what is left is to say good-bye. */
+static void check_engine(struct server *s) {
+    struct err e = {0};
+    if (s->failed || engine_failed(s->engine, &e) == 0) return;
+    s->failed = true;
+    log_error("%s", e.message);
+    server__drain(s, FLUSH_MS);
+}
+
 void server__poll(struct server *s) {
+    check_engine(s);
     for (struct connection *c = s->connections, *next; c; c = next) {
         next = c->next;
         if (c->closing) continue;
@@ -69,6 +79,7 @@ static void on_wake(uv_async_t *h) {
 
 static void on_tick(uv_timer_t *h) {
     struct server *s = h->data;
+    check_engine(s);
     for (struct connection *c = s->connections, *next; c; c = next) {
         next = c->next;
         connection__tick(c);
@@ -207,7 +218,7 @@ int serve_run(struct server *s) {
     while (!s->stopped) uv_run(&s->loop, UV_RUN_DEFAULT);
     /* Threads that still encode a prompt use the engine's tokenizer. */
     while (s->n_prompts > 0) uv_run(&s->loop, UV_RUN_ONCE);
-    return s->cut ? 1 : 0;
+    return s->cut || s->failed ? 1 : 0;
 }
 
 static void close_handle(uv_handle_t *h, void *arg) {

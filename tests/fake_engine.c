@@ -40,7 +40,7 @@ struct engine {
     pthread_cond_t cond;
     struct engine_request *requests;
     bool closing;
-    atomic_bool draining;
+    atomic_bool draining, failed;
     int step_us, run;
     struct talk talks[MAX_TALKS];
     int n_talks; /* ever; the oldest is forgotten */
@@ -215,7 +215,8 @@ static void remember(struct engine *g, const struct engine_request *r) {
 
 int engine_submit(struct engine *g, const struct engine_submit_options *o,
                   struct engine_request **out, struct err *e) {
-    int rc = verify_params_check(&o->params, e);
+    int rc = engine_failed(g, e);
+    if (!rc) rc = verify_params_check(&o->params, e);
     if (rc != 0) return rc;
     if (atomic_load(&g->draining)) return err_raise(e, E_CLOSED, "draining");
     int room = CONTEXT - o->n_prompt;
@@ -261,7 +262,8 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
         .drafted = r->drafted,
         .finish = r->finish,
         .stop_idx = r->stop_idx,
-        .error = "",
+        .error_code = r->finish == ENGINE_FAILED ? E_DEVICE : 0,
+        .error = r->finish == ENGINE_FAILED ? "the fake device failed" : "",
         .n_prompt = r->o.n_prompt,
         .n_cached_prompt = r->n_cached,
         .no_draft = r->finish ? r->no_draft : ENGINE_DRAFT_OK,
@@ -295,6 +297,9 @@ void engine_release(struct engine *g, struct engine_request *r) {
 }
 void engine_drain(struct engine *g) {
     atomic_store(&g->draining, true);
+}
+int engine_failed(const struct engine *g, struct err *e) {
+    return atomic_load(&g->failed) ? err_raise(e, E_DEVICE, "the fake device failed") : 0;
 }
 
 int fake_engine_n_live(const struct engine *cg) {
@@ -396,6 +401,11 @@ static void step_tokens(struct engine *g, struct engine_request *r, int n) {
 }
 
 static void step(struct engine *g, struct engine_request *r) {
+    if (r->prompt[0] == 6 && r->n_tokens > 3) atomic_store(&g->failed, true);
+    if (atomic_load(&g->failed)) {
+        end(g, r, ENGINE_FAILED);
+        return;
+    }
     int first = r->n_tokens, n = g->run, n_accepted = 0;
     int most = r->no_draft ? 0 : r->o.params.draft_tokens; /* below 0: auto */
     if (most >= 0 && n > most + 1) n = most + 1;

@@ -10,7 +10,8 @@
  * whose others are accepted draft tokens; one more draft token was refused unless the step ended
  * the answer. By lookup where its first token was not a letter. `draft_tokens` cuts a step to so
  * many and one; 0: a step is one token. A prompt that begins with byte 0x05 has no draft for want
- * of memory. A request of a conversation (and salt) finds the prompt and answer of its last one
+ * of memory. One that begins with byte 0x06 loses the device after some tokens: it and all others
+ * fail. A request of a conversation (and salt) finds the prompt and answer of its last one
  * cached. */
 
 #include "engine/engine.h"

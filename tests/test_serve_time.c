@@ -225,6 +225,37 @@ static void test_serve_drain_dead_client(void) {
     peer_close(&dead);
 }
 
+/* The device is lost under two requests: both are told, and the server ends with 1 by itself,
+ * whoever else is connected. */
+static void test_serve_engine_fails(void) {
+    struct spawned s;
+    struct serve_options o;
+    struct peer p[2], idle;
+    msgpack_object done;
+    int n;
+    peer_options(&o);
+    spawn_server(&s, &o, 2000, 1);
+    peer_open(&idle, &s);
+    peer_send(&idle, "[0,1,'tokenize',['a']]");
+    peer_expect(&idle, "[1, 1, nil, %]");
+    for (int i = 0; i < 2; i++) {
+        peer_open(&p[i], &s);
+        peer_send(&p[i], "[0,1,'generate',[[%d,97,98],{'max_tokens':3000}]]", 96 - 90 * i);
+        peer_expect(&p[i], "[1, 1, nil, {\"stream\"=>1}]");
+    }
+    for (int i = 0; i < 2; i++) {
+        peer_collect(&p[i], 1, NULL, &n, &done);
+        assert_true(rpc_text_is(map_get(&done, "finish_reason"), "error"));
+        const msgpack_object *error = map_get(&done, "error");
+        assert_true(rpc_text_is(&error->via.array.ptr[1], "the fake device failed"));
+        peer_expect_closed(&p[i], 2000);
+        peer_close(&p[i]);
+    }
+    assert_int_equal(spawned_wait(&s, 5000), 1);
+    peer_expect_closed(&idle, 1000);
+    peer_close(&idle);
+}
+
 static void test_serve_second_signal(void) {
     struct spawned s;
     struct serve_options o;
@@ -475,6 +506,7 @@ const struct test tests[] = {
     {"serve_drain_deadline", TEST_QUICK, 10000, test_serve_drain_deadline},
     {"serve_drain_method", TEST_QUICK, 10000, test_serve_drain_method},
     {"serve_drain_dead_client", TEST_QUICK, 15000, test_serve_drain_dead_client},
+    {"serve_engine_fails", TEST_QUICK, 15000, test_serve_engine_fails},
     {"serve_second_signal", TEST_QUICK, 10000, test_serve_second_signal},
     {"serve_socket_file", TEST_QUICK, 10000, test_serve_socket_file},
     {"serve_token", TEST_QUICK, 10000, test_serve_token},
