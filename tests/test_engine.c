@@ -526,7 +526,7 @@ static void test_engine_guard_is_live(void) {
     s.params.stops[0] = (struct verify_stop){.n = 3, .text = "abc"};
     tiny_run(g, &s, NULL, NULL);
 #ifdef TANDEM_ALLOC_GUARD
-    assert_true(allocguard_n_regions() > 10);
+    assert_true(allocguard_n_regions() > 5); /* a step each */
 #endif
     engine_close(g);
 }
