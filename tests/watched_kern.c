@@ -129,6 +129,21 @@ static void copy_next(struct kern_next *to, const struct kern_next *from) {
     COPY(logit_row), COPY(params), COPY(list), COPY(list_capacity);
 }
 
+/* A row's K and V go to the page that its sequence's list has for its position. */
+static void check_slots(const struct kern_batch *b, const struct kern_lists *l) {
+    for (int r = 0; r < b->rows.n_gen + b->rows.n_prompt; r++) {
+        int s = b->row_seq[r], i = 0;
+        if (s < 0) continue;
+        const size_t at = (size_t)s * (size_t)l->seq_stride * (size_t)l->capacity;
+        while (i < l->n_blocks[s] && l->block[at + (size_t)i] != b->position[r] / KERN_BLOCK) i++;
+        if (s >= b->n_seqs || r < b->seq_row[s] || r >= b->seq_row[s] + b->seq_n_rows[s])
+            problem("row %d is not one of sequence %d", r, s);
+        else if (i == l->n_blocks[s] || l->page[at + (size_t)i] != b->slot_page[r])
+            problem("row %d at position %d of sequence %d writes to page %d", r, b->position[r], s,
+                    b->slot_page[r]);
+    }
+}
+
 static int execute(struct kern *k, const struct call *c) {
     const void *const *in = c->in;
     void *const *out = c->out;
@@ -148,6 +163,7 @@ static int execute(struct kern *k, const struct call *c) {
     case OP_ROPE_KV:
         return real->rope_kv(k, &c->batch, &c->rope, c->n[0], out[0], &c->kv);
     case OP_ATTENTION:
+        check_slots(&c->batch, &c->lists);
         return real->attention(k, &c->batch, &c->lists, c->n[0], c->f, in[0], &c->kv, &c->taps,
                                out[0], out[1]);
     case OP_COPY_PAGE:

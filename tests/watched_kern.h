@@ -7,9 +7,9 @@
  * What is fetched arrives at the next sync, garbage stands there before. A pinned source that
  * changes between its upload and the sync is found out. Between record_begin and record_end nothing
  * but operations may come; what is enqueued under a key must be the same each time, to the last
- * pointer and count, and from the third time on is really replayed from the record. And it can be
- * lost: from some operation on everything fails. One backend at a time; the first broken rule is
- * kept. */
+ * pointer and count, and from the third time on is really replayed from the record. Rows must write
+ * to pages of their sequence's list. And it can be lost: from some operation on everything fails.
+ * One backend at a time; the first broken rule is kept. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
