@@ -46,7 +46,7 @@ static void check_equal(bool gumbel) {
     struct bed b;
     watch_reset(true);
     open_bed(&b);
-    b.n_requests = TINY_SLOW ? 8 : 24;
+    b.n_requests = TINY_SLOW ? 12 : 24;
     b.gumbel = gumbel;
     bed_check(&b, lengths, 3, true);
     check_rules();
