@@ -168,8 +168,9 @@ struct engine_progress {
     uint64_t seed;                 /* the one used */
     struct engine_speculation speculation; /* final with `finish`, zero before */
     enum engine_no_draft no_draft;         /* likewise */
-    /* Times in ns on base/clock.h's clock; 0: not yet. */
-    int64_t submitted_ns, admitted_ns, first_token_ns, finished_ns;
+    /* Times in ns on base/clock.h's clock; 0: not yet. committed: of the newest of n_tokens, when
+     * the host learned of it. */
+    int64_t submitted_ns, admitted_ns, first_token_ns, committed_ns, finished_ns;
 };
 void engine_poll(const struct engine_request *r, struct engine_progress *out);
 
@@ -200,6 +201,11 @@ struct engine_histogram {           /* cumulative counts as Prometheus has them 
     double sum;
     uint64_t n;
 };
+static inline void engine_histogram_add(struct engine_histogram *h, double seconds) {
+    for (int i = ENGINE_N_BUCKETS - 1; i >= 0 && seconds <= h->bound[i]; i--) h->count[i]++;
+    h->sum += seconds;
+    h->n++;
+}
 
 struct engine_stats {
     int n_running, n_waiting, n_paused;

@@ -82,7 +82,7 @@ struct engine_request {
 
     /* Published by the step thread; the plain fields below `finish` are written before it. */
     atomic_int n_tokens, n_cached_prompt;
-    atomic_llong admitted_ns, first_token_ns;
+    atomic_llong admitted_ns, first_token_ns, committed_ns;
     atomic_int finish;
     int64_t finished_ns;
     int stop_idx, error_code;
@@ -246,7 +246,6 @@ bool engine__calibrate(struct engine *g);
 /* ---- Numbers (stats.c) ---- */
 
 void engine__stats_init(struct engine_stats *s);
-void engine__histogram_add(struct engine_histogram *h, double seconds);
 void engine__stats_publish(struct engine *g);
 
 /* ---- The engine ---- */

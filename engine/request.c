@@ -109,6 +109,7 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
     out->submitted_ns = r->submitted_ns;
     out->admitted_ns = atomic_load_explicit(&r->admitted_ns, memory_order_relaxed);
     out->first_token_ns = atomic_load_explicit(&r->first_token_ns, memory_order_relaxed);
+    out->committed_ns = atomic_load_explicit(&r->committed_ns, memory_order_relaxed);
     out->stop_idx = -1;
     out->error = "";
     if (out->finish == ENGINE_RUNNING) return;

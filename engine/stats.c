@@ -23,12 +23,6 @@ void engine__stats_init(struct engine_stats *s) {
     memcpy(s->e2e.bound, e2e_bounds, sizeof e2e_bounds);
 }
 
-void engine__histogram_add(struct engine_histogram *h, double seconds) {
-    for (int i = ENGINE_N_BUCKETS - 1; i >= 0 && seconds <= h->bound[i]; i--) h->count[i]++;
-    h->sum += seconds;
-    h->n++;
-}
-
 void engine__stats_publish(struct engine *g) {
     g->live.n_running = g->n_running;
     g->live.n_paused = 0;

@@ -17,7 +17,7 @@ static void retire(struct engine *g, struct engine_request *r, enum engine_finis
     r->end = end;
     r->finished_ns = clock_ns();
     g->live.n_finished[end]++;
-    engine__histogram_add(&g->live.e2e, (double)(r->finished_ns - r->submitted_ns) / 1e9);
+    engine_histogram_add(&g->live.e2e, (double)(r->finished_ns - r->submitted_ns) / 1e9);
     engine__list_push(&g->done, r);
 }
 
@@ -271,9 +271,9 @@ static void keep_logprobs(struct engine_request *r, const struct kern_sampled *s
 static void count_latency(struct engine *g, struct engine_request *r, int64_t now) {
     if (r->n_out == 1) {
         atomic_store_explicit(&r->first_token_ns, now, memory_order_relaxed);
-        engine__histogram_add(&g->live.ttft, (double)(now - r->submitted_ns) / 1e9);
+        engine_histogram_add(&g->live.ttft, (double)(now - r->submitted_ns) / 1e9);
     } else {
-        engine__histogram_add(&g->live.itl, (double)(now - r->last_token_ns) / 1e9);
+        engine_histogram_add(&g->live.itl, (double)(now - r->last_token_ns) / 1e9);
     }
     r->last_token_ns = now;
 }
@@ -326,6 +326,7 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
         n_committed += end != ENGINE_FAILED;
     }
     r->n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
+    atomic_store_explicit(&r->committed_ns, now, memory_order_relaxed);
     engine__round_end(g, r, n_accepted, n_committed);
     if (end == ENGINE_FAILED) fail(g, find_running(g, r), e.code, e.message);
     else if (end != ENGINE_RUNNING) leave(g, find_running(g, r), end);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "serve/serve_private.h"
@@ -104,6 +105,8 @@ static void hand_over(struct connection *c) {
     }
     if (c->out.n == 0) return;
     size_t n = c->out.n, done = 0;
+    int64_t commit_ns = c->commit_ns;
+    c->commit_ns = 0;
     c->submitted_bytes += n;
     c->server->counters.bytes_out += n;
     if (queued_bytes(c) == 0) {
@@ -116,6 +119,9 @@ static void hand_over(struct connection *c) {
         if (rc > 0) done = (size_t)rc;
     }
     if (done == n) {
+        if (commit_ns)
+            engine_histogram_add(&c->server->counters.delivery,
+                                 (double)(clock_ns() - commit_ns) / 1e9);
         strbuf_clear(&c->out);
         trim(&c->out);
         return;

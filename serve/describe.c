@@ -199,7 +199,7 @@ static void pack_pool(msgpack_packer *pk, const struct kvpool_stats *p) {
 void describe__stats(struct server *s, msgpack_packer *pk) {
     struct engine_stats st;
     engine_get_stats(s->engine, &st);
-    msgpack_pack_map(pk, 23);
+    msgpack_pack_map(pk, 24);
     pack_pair_int(pk, "running", st.n_running);
     pack_pair_int(pk, "waiting", st.n_waiting);
     pack_pair_int(pk, "paused", st.n_paused);
@@ -224,6 +224,7 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_histogram(pk, "ttft_seconds", &st.ttft);
     pack_histogram(pk, "itl_seconds", &st.itl);
     pack_histogram(pk, "e2e_seconds", &st.e2e);
+    pack_histogram(pk, "commit_to_socket_seconds", &s->counters.delivery);
     rpc_pack_str(pk, "pool");
     pack_pool(pk, &st.pool);
     rpc_pack_str(pk, "server");

@@ -158,6 +158,8 @@ void metrics__text(struct server *s, struct strbuf *b) {
     histogram(b, m, "vllm:inter_token_latency_seconds", "Between two tokens of a request.",
               &st.itl);
     histogram(b, m, "vllm:e2e_request_latency_seconds", "From submission to the end.", &st.e2e);
+    histogram(b, m, "tandem_commit_to_socket_seconds",
+              "From a token's commit until its bytes are with the kernel.", &s->counters.delivery);
     one(b, m, "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up.",
         (double)st.pool.n_lookup_tokens);
     one(b, m, "vllm:prefix_cache_hits_total", "counter", "Of these, found.",

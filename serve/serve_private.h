@@ -68,6 +68,7 @@ struct connection {
     struct strbuf in; /* received; [0, scanned) was looked at */
     size_t scanned;
     struct strbuf out; /* packed in this callback, not handed to libuv yet */
+    int64_t commit_ns; /* when the oldest of the tokens in `out` was committed; 0: none is there */
     msgpack_packer pk; /* onto out */
 
     struct stream *streams;
@@ -103,6 +104,8 @@ struct server_counters {
     uint64_t n_accepted, n_refused, n_bad_frames, n_bad_requests, n_unauthorised, n_stalled,
         n_timed_out;
     uint64_t n_requests, n_paused, bytes_in, bytes_out;
+    struct engine_histogram delivery; /* from a token's commit until the kernel has its bytes; only
+                                         those of clients that keep up */
 };
 
 struct server {

@@ -1,4 +1,5 @@
 /* The loop: opens, wakes, ticks, drains, closes. */
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,11 @@ static int start_handles(struct server *s) {
     return uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
 }
 
+/* Seconds; the last bucket is +inf. */
+static const double delivery_bounds[ENGINE_N_BUCKETS] = {2e-5, 3e-5, 5e-5, 7.5e-5,  1e-4, 1.5e-4,
+                                                         2e-4, 3e-4, 5e-4, 1e-3,    2e-3, 5e-3,
+                                                         .01,  .05,  .25,  INFINITY};
+
 int serve_open(struct server **out, struct engine *g, const struct serve_options *o,
                struct err *e) {
     *out = NULL;
@@ -178,6 +184,7 @@ int serve_open(struct server **out, struct engine *g, const struct serve_options
     if (!s) return err_raise(e, E_NOMEM, "no memory for the server");
     s->engine = g;
     s->options = *o;
+    memcpy(s->counters.delivery.bound, delivery_bounds, sizeof delivery_bounds);
     if (getrandom(&s->salt_seed, sizeof s->salt_seed, 0) != sizeof s->salt_seed) {
         rc = err_raise(e, E_IO, "no random bytes from the system");
         goto fail;

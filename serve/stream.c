@@ -214,6 +214,7 @@ static void send_tokens(struct stream *st, const struct engine_progress *p) {
         pack_logprobs(pk, p->logprobs + st->n_sent, n);
     }
     if (st->show_drafted) pack_drafted(pk, st, p, st->n_sent, n);
+    if (c->commit_ns == 0) c->commit_ns = p->committed_ns;
     st->n_sent = st->n_seen;
     strbuf_clear(&st->unsent);
     strbuf_clear(&st->pieces);
