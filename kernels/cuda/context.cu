@@ -40,12 +40,21 @@ static int tell(struct cuda_ctx *c, int rc, struct err *e) {
     return rc;
 }
 
+/* The driver keeps a current device for each thread, 0 at first. */
+static void make_current(const struct cuda_ctx *c) {
+    static thread_local int current;
+    if (current == c->device) return;
+    cudaSetDevice(c->device);
+    current = c->device;
+}
+
 /* ---- Memory ---- */
 
 static int op_reserve(struct kern *k, size_t bytes, void **out, struct err *e) {
     struct cuda_ctx *c = cuda_ctx(k);
     size_t free_bytes = 0, total = 0;
     *out = NULL;
+    make_current(c);
     if (bytes == 0) return err_raise(e, E_INVALID, "reserve: no bytes asked for");
     if (cudaMalloc(out, bytes) != cudaSuccess) {
         cudaGetLastError();
@@ -85,6 +94,7 @@ static void op_host_unreserve(struct kern *k, void *p) {
 static int op_upload(struct kern *k, void *dst, const void *host, size_t bytes, struct err *e) {
     struct cuda_ctx *c = cuda_ctx(k);
     ASSERT(!c->recording && ((dst && host) || bytes == 0));
+    make_current(c); /* a step begins with an upload, on whichever thread */
     if (!bytes) return 0;
     return tell(
         c, CUDA_NOTE(c, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, c->stream)), e);
@@ -100,6 +110,7 @@ static int op_fetch(struct kern *k, void *host, const void *src, size_t bytes, s
 
 static int op_sync(struct kern *k, struct err *e) {
     struct cuda_ctx *c = cuda_ctx(k);
+    make_current(c);
     cuda_recordings_abort(c); /* after a failure in the middle of one */
     return tell(c, CUDA_NOTE(c, cudaStreamSynchronize(c->stream)), e);
 }
@@ -273,8 +284,8 @@ int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *
         free(c);
         return rc;
     }
-    rc = CUDA_NOTE(c, cudaSetDevice(c->device));
-    if (!rc) rc = read_limits(c);
+    make_current(c);
+    rc = read_limits(c);
     if (!rc) rc = CUDA_NOTE(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     if (!rc) rc = CUDA_NOTE_LT(c, cublasLtCreate(&c->lt));
     if (rc) rc = tell(c, rc, e);
