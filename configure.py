@@ -288,7 +288,9 @@ def build(args, variant, *targets):
     """Configure `variant` and run ninja for targets ($o is written as {o})."""
     args.variant = variant
     args.recorded = [f"--variant={variant}"] + \
-        ([f"--out={args.out}"] if args.out != "build" else [])
+        ([f"--out={args.out}"] if args.out != "build" else []) + \
+        (["--no-cuda"] if not args.cuda else []) + \
+        ([f"--cuda-arch={args.cuda_arch}"] if args.cuda_arch else [])
     configure(args)
     o = f"{args.out}/{variant}"
     manifest = "build.ninja" if args.out == "build" else f"{args.out}/main.ninja"
@@ -363,6 +365,7 @@ def demo_gain(sock, tandem):
 
 def demo(args):
     ensure_packages()
+    args.cuda = args.cuda and bool(present_archs())  # minutes of compiling that nothing here would run
     say("building")
     tandem = build(args, "release", "{o}/tandem") + "/tandem"
     model = fetch()
@@ -389,6 +392,8 @@ def demo(args):
 
 def test(args):
     ensure_packages(extra=[("clang", "clang")])
+    # Without a GPU the kernels' tests are skipped: that they compile and link is shown by one chip's code.
+    args.cuda_arch = args.cuda_arch or ",".join(present_archs()) or "90"
     fetch()
     say("building: release, asan with ubsan, tsan")
     asan = build(args, "asan", "tests")
