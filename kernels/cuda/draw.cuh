@@ -140,10 +140,10 @@ __device__ static inline int draw_own(sampler<TEAM> &m, const sampler_row &r, co
 template <int TEAM>
 __device__ static inline void collect_top(sampler<TEAM> &m, const sampler_row &raw, float max,
                                           int n) {
-    sampler_goal g = {max, 1.f, false, true};
+    sampler_goal g = {max, 1.f, false, false, false, true};
     uint64_t weight;
-    if (threadIdx.x == 0) m.s->n_top = 0; /* seen after the barrier that ends bins_fill */
-    bins_fill(m, raw, g, 0, [&](float x) { return depth_bin(g, x); });
+    if (threadIdx.x == 0) m.s->n_top = 0; /* seen after the barrier behind the bins */
+    bins_by_depth(m, raw, g);
     sampler_cut cut = select_prefix(m, raw, g, (uint64_t)n, &weight);
     uint32_t *n_top = team_at<TEAM>(&m.s->n_top, 0);
     uint64_t *top = team_at<TEAM>(m.s->top, 0);
@@ -218,10 +218,13 @@ __device__ static inline row_state row_open(sampler<TEAM> &m, const float *x, in
                                             const int32_t *ids, const struct kern_sample *p,
                                             const struct kern_history *h) {
     row_state st;
+    float first[SCAN_AHEAD][4];
     team_arrive<TEAM>();
-    st.row = row_of(m.s, x, n, ids, p, h);
+    st.row = row_of(x, n, ids);
+    load_ahead(m, st.row, m.begin, first); /* on their way while params come */
+    row_change(m.s, st.row, p, h);
     if (st.row.changed) __syncthreads();
-    st.best = row_scan(m, st.row);
+    st.best = row_scan(m, st.row, first);
     st.greedy = p->temperature < 1e-5f;
     st.none = st.best.nan || st.best.col < 0 || (!st.greedy && st.best.max == INFINITY);
     return st;

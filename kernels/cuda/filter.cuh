@@ -9,7 +9,11 @@
  * shared memory, the first time by how far a logit lies below the largest (which spreads any row
  * well), then by the key's bits. The bin in which the target falls is the next interval; most end
  * after two or three passes, when one column is left in it or one key. Between equal keys the
- * columns are counted. Columns of weight 0 take no part. */
+ * columns are counted. Columns of weight 0 take no part.
+ *
+ * What is costly are exponentials and atomics in shared memory, and most columns of a model's row
+ * lie far below the largest. They share the last bin: a thread counts its own in registers, and
+ * weighs them only where somebody needs the row's whole weight. */
 
 #include <float.h>
 
@@ -47,21 +51,32 @@ __device__ static inline void kept_weights(const sampler_row &r, const sampler_d
 
 /* ---- Bins ---------------------------------------------------------------------------------- */
 
+enum { FAR_BIN = SAMPLER_BINS - 1 };
+static const float FAR = 16.f;          /* a weight of 1e-7 */
+static const float WEIGHTLESS = 87.33f; /* beyond it weight_exp is 0 */
+
 /* What a selection goes by. */
 struct sampler_goal {
     float max, inv_t;
-    bool by_weight; /* else by count */
-    bool with_zero; /* columns of weight 0 count too */
+    bool by_weight;  /* else by count */
+    bool weighs;     /* bins hold weights, */
+    bool weighs_far; /* the last one too */
+    bool with_zero;  /* columns of weight 0 count too */
 };
 
-/* Bin of a logit by its depth below the largest, in units of the temperature: 48 bins a unit to a
- * depth of 16 (a weight of 1e-7), 3.5 from there on. Never falls as x falls. */
-__device__ static inline int depth_bin(const sampler_goal &g, float x) {
-    float d = __fmul_rn(__fadd_rn(g.max, -x), g.inv_t);
-    if (!(d > 0.f)) return 0; /* or infinity less infinity */
-    if (d < 16.f) return (int)__fmul_rn(d, 48.f);
-    float far = __fadd_rn(768.f, __fmul_rn(__fadd_rn(d, -16.f), 3.5f));
-    return far < 1023.f ? (int)far : 1023;
+/* Of a logit below the largest, in units of the temperature: minus the argument of its weight. */
+__device__ static inline float depth_of(const sampler_goal &g, float x) {
+    return __fmul_rn(__fadd_rn(g.max, -x), g.inv_t);
+}
+
+/* 63 bins a unit, then the last. Never falls as depth grows; infinity less infinity is 0. */
+__device__ static inline int depth_bin(float depth) {
+    if (!(depth > 0.f)) return 0;
+    return depth < FAR ? (int)__fmul_rn(depth, 63.f) : FAR_BIN;
+}
+
+__device__ static inline bool takes_part(const sampler_goal &g, float depth) {
+    return g.with_zero || depth <= WEIGHTLESS;
 }
 
 /* The least key whose bin is at most `bin`; the largest logit's bin is 0. All lanes. */
@@ -69,7 +84,7 @@ __device__ static inline uint32_t depth_bin_end(const sampler_goal &g, int bin, 
     uint32_t low = order_key(-INFINITY), high = order_key(g.max);
     while (low < high) {
         uint32_t step = (high - low) / 32 + 1, at = low + step * (uint32_t)lane;
-        bool in = at >= high || depth_bin(g, key_value(at)) <= bin;
+        bool in = at >= high || depth_bin(depth_of(g, key_value(at))) <= bin;
         uint32_t which = __ballot_sync(0xffffffffu, in);
         uint32_t first = which ? (uint32_t)__ffs((int)which) - 1 : 32;
         if (first == 0) return low;
@@ -79,8 +94,8 @@ __device__ static inline uint32_t depth_bin_end(const sampler_goal &g, int bin, 
     return low;
 }
 
-__device__ static inline void hist_add(sampler_hist *h, int bin, uint64_t weight) {
-    atomicAdd(&h->count[bin], 1u);
+__device__ static inline void hist_add(sampler_hist *h, int bin, uint32_t count, uint64_t weight) {
+    atomicAdd(&h->count[bin], count);
     if (weight == 0) return;
     uint32_t low = (uint32_t)weight, old = atomicAdd(&h->low[bin], low);
     uint32_t high = (uint32_t)(weight >> 32) + (old + low < old);
@@ -91,24 +106,19 @@ __device__ static inline uint64_t hist_weight(const sampler_hist *h, int bin) {
     return (uint64_t)h->high[bin] << 32 | h->low[bin];
 }
 
-/* Fill a block's bins with its columns for which bin_of(x) is not -1; then the team's may be
- * searched. Others may still read the bins of the last filling, not those of the one before. */
-template <int TEAM, typename F>
-__device__ static inline void bins_fill(sampler<TEAM> &m, const sampler_row &r,
-                                        const sampler_goal &g, int which, F bin_of) {
-    sampler_hist *h = &m.s->hist[which];
+/* The block's bins are made ready. Others may still read those of the last filling, not those of
+ * the one before. */
+__device__ static inline sampler_hist *bins_clear(sampler_shared *s, int which) {
+    sampler_hist *h = &s->hist[which];
     for (int i = (int)threadIdx.x; i < SAMPLER_BINS; i += TEAM_THREADS)
         h->count[i] = h->low[i] = h->high[i] = 0;
     __syncthreads();
-    each_line(m, r, [&](int col, float *x) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int bin = col + i < r.n ? bin_of(x[i]) : -1;
-            if (bin < 0) continue;
-            float w = weight_of(x[i], g.max, g.inv_t);
-            if (w > 0 || g.with_zero) hist_add(h, bin, weight_fixed(m, w));
-        }
-    });
+    return h;
+}
+
+/* The block's bins are full: sums of 32 together, and the team's may be searched. */
+template <int TEAM> __device__ static inline void bins_close(sampler<TEAM> &m, int which) {
+    const sampler_hist *h = &m.s->hist[which];
     __syncthreads();
     for (int c = (int)threadIdx.x / 32; c < 32; c += TEAM_WARPS) {
         int bin = c * 32 + m.lane;
@@ -116,6 +126,51 @@ __device__ static inline void bins_fill(sampler<TEAM> &m, const sampler_row &r,
         if (m.lane == 0) m.s->coarse[which][c] = {weight, (uint32_t)count, 0};
     }
     team_sync<TEAM>();
+}
+
+/* All columns by depth, to bins 0. */
+template <int TEAM>
+__device__ static inline void bins_by_depth(sampler<TEAM> &m, const sampler_row &r,
+                                            const sampler_goal &g) {
+    sampler_hist *h = bins_clear(m.s, 0);
+    uint64_t n_far = 0, far = 0;
+    each_line(m, r, [&](int col, float *x) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float depth = depth_of(g, x[i]);
+            if (col + i >= r.n || !takes_part(g, depth)) continue;
+            if (depth >= FAR) {
+                n_far++;
+                if (g.weighs_far) far += weight_fixed(m, weight_exp(-depth));
+            } else
+                hist_add(h, depth_bin(depth), 1,
+                         g.weighs ? weight_fixed(m, weight_exp(-depth)) : 0);
+        }
+    });
+    n_far = warp_sum(n_far);
+    far = warp_sum(far);
+    if (m.lane == 0 && n_far) hist_add(h, FAR_BIN, (uint32_t)n_far, far);
+    bins_close(m, 0);
+}
+
+/* Those with low <= key <= high, by key: bin 0 holds the highest. */
+template <int TEAM>
+__device__ static inline void bins_by_key(sampler<TEAM> &m, const sampler_row &r,
+                                          const sampler_goal &g, uint32_t low, uint32_t high,
+                                          int shift) {
+    m.which = 3 - m.which;
+    sampler_hist *h = bins_clear(m.s, m.which);
+    each_line(m, r, [&](int col, float *x) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t key = order_key(x[i]);
+            float depth = depth_of(g, x[i]);
+            if (key < low || key > high || col + i >= r.n || !takes_part(g, depth)) continue;
+            hist_add(h, (int)((high - key) >> shift), 1,
+                     g.weighs ? weight_fixed(m, weight_exp(-depth)) : 0);
+        }
+    });
+    bins_close(m, m.which);
 }
 
 /* Where running sums over the lanes reach the target: this warp's answer, the lane's own share in
@@ -191,7 +246,7 @@ __device__ static inline int tied_column(sampler<TEAM> &m, const sampler_row &r,
 }
 
 /* The shortest prefix of the order whose count or weight reaches the target; everything where
- * nothing does. bins_fill by depth_bin has filled bins 0. *weight: what the prefix weighs. */
+ * nothing does. bins_by_depth has been. *weight: what the prefix weighs, where goal.weighs. */
 template <int TEAM>
 __device__ static inline sampler_cut select_prefix(sampler<TEAM> &m, const sampler_row &r,
                                                    const sampler_goal &g, uint64_t target,
@@ -206,11 +261,7 @@ __device__ static inline sampler_cut select_prefix(sampler<TEAM> &m, const sampl
         if (b.n == 1 || (!g.by_weight && b.n_above + b.n == target)) return {low, SAMPLER_ALL};
         if (low >= high) break;
         int shift = max(22 - __clz((int)(high - low)), 0);
-        m.which = 3 - m.which;
-        bins_fill(m, r, g, m.which, [&](float x) {
-            uint32_t key = order_key(x);
-            return key >= low && key <= high ? (int)((high - key) >> shift) : -1;
-        });
+        bins_by_key(m, r, g, low, high, shift);
         sampler_bin next =
             bins_search(m, m.which, g.by_weight, target - (g.by_weight ? b.above : b.n_above));
         high -= (uint32_t)next.bin << shift;
@@ -227,6 +278,11 @@ __device__ static inline sampler_cut select_prefix(sampler<TEAM> &m, const sampl
     return {low, tied_column(m, r, low, keep)};
 }
 
+/* Does the cut's prefix hold some of the last bin? */
+__device__ static inline bool reaches_far(const sampler_goal &g, const sampler_cut &c) {
+    return c.key == 0 || depth_of(g, key_value(c.key)) >= FAR;
+}
+
 /* The distribution that the request asks for; best: of the row, its maximum finite. */
 template <int TEAM>
 __device__ static inline sampler_dist filter_row(sampler<TEAM> &m, const sampler_row &r,
@@ -236,11 +292,18 @@ __device__ static inline sampler_dist filter_row(sampler<TEAM> &m, const sampler
     sampler_dist d = {max, fmaxf(__fdiv_rn(1.f, p->temperature), FLT_MIN), {0, SAMPLER_ALL}, 0.f};
     if (min_p > 0.f) d.min_w = fminf(min_p, 1.f);
     if (!by_k && !by_p) return d;
-    sampler_goal g = {d.max, d.inv_t, false, false};
-    uint64_t weight;
-    bins_fill(m, r, g, 0, [&](float x) { return depth_bin(g, x); });
-    if (by_k) d.cut = select_prefix(m, r, g, (uint64_t)p->top_k, &weight);
-    else weight = bins_search(m, 0, true, UINT64_MAX).above;
+    sampler_goal g = {d.max, d.inv_t, false, by_p, by_p && !by_k, false};
+    uint64_t weight = 0;
+    bins_by_depth(m, r, g);
+    if (by_k) {
+        d.cut = select_prefix(m, r, g, (uint64_t)p->top_k, &weight);
+        if (by_p && reaches_far(g, d.cut)) { /* the second cut may lie there too */
+            g.weighs_far = true;
+            team_sync<TEAM>();
+            bins_by_depth(m, r, g);
+        }
+    }
+    if (by_p && d.cut.key == 0) weight = bins_search(m, 0, true, UINT64_MAX).above;
     if (by_p) {
         uint64_t target = __double2ull_ru(__dmul_rn((double)top_p, __ull2double_rn(weight)));
         target = target < 1 ? 1 : target > weight ? weight : target;

@@ -210,12 +210,16 @@ __device__ static inline void patch_recent(sampler_shared *s, const sampler_row 
     s->patch_x[i] = penalised(h, r.x[col], h.prompt[token] != 0, min(n_output, 65535));
 }
 
-/* The row as params want it; h: NULL or the histories. The patches are there for every thread after
+/* The row as it is. */
+__device__ static inline sampler_row row_of(const float *x, int n, const int32_t *ids) {
+    return {x, n, (uint64_t)x % 16 == 0, false, false, 0, ids};
+}
+
+/* The changes that params want; h: zeroed or the histories. They are there for every thread after
  * the next barrier of the block. */
-__device__ static inline sampler_row row_of(sampler_shared *s, const float *x, int n,
-                                            const int32_t *ids, const struct kern_sample *p,
-                                            const struct kern_history *h) {
-    sampler_row r;
+__device__ static inline void row_change(sampler_shared *s, sampler_row &r,
+                                         const struct kern_sample *p,
+                                         const struct kern_history *h) {
     sampler_penalties q = {
         NULL, NULL, h->stride, p->repetition_penalty, p->presence_penalty, p->frequency_penalty};
     int t = (int)threadIdx.x, n_recent = 0, n_banned = min(max(p->n_banned, 0), 8);
@@ -226,19 +230,14 @@ __device__ static inline sampler_row row_of(sampler_shared *s, const float *x, i
         q.output = h->output + (size_t)p->history * h->stride;
         if (h->recent) n_recent = min(max(p->n_recent, 0), (int)KERN_MAX_DRAFT);
     }
-    r.x = x;
-    r.n = n;
-    r.aligned = (uint64_t)x % 16 == 0;
-    r.ids = ids;
     r.n_patches = n_recent + n_banned;
     r.changed = r.penalised || n_banned > 0;
     if (t == 0) s->penalties = q;
     if (t < n_recent) patch_recent(s, r, q, h->recent + p->first_recent, n_recent, t);
     else if (t < r.n_patches) {
-        s->patch_col[t] = column_of(ids, n, p->banned[t - n_recent]);
+        s->patch_col[t] = column_of(r.ids, r.n, p->banned[t - n_recent]);
         s->patch_x[t] = -INFINITY;
     }
-    return r;
 }
 
 /* Columns col..col + 3 as they are; -infinity behind the row's end. */
@@ -398,28 +397,38 @@ __device__ static inline void look(lane_best &b, int col, const float x[4]) {
     }
 }
 
+enum { SCAN_AHEAD = 8 };
+
 /* Eight lines at once: the row comes from L2, and every load is on its way before the first is
  * looked at. */
 template <int TEAM>
+__device__ static inline void load_ahead(const sampler<TEAM> &m, const sampler_row &r, int line,
+                                         float x[SCAN_AHEAD][4]) {
+#pragma unroll
+    for (int j = 0; j < SCAN_AHEAD; j++)
+        load_raw(r, line + j < m.end ? (line + j) * SAMPLER_LINE + 4 * m.lane : r.n, x[j]);
+}
+
+template <int TEAM>
 __device__ static inline void scan_plain(const sampler<TEAM> &m, const sampler_row &r,
-                                         lane_best &b) {
-    enum { AHEAD = 8 };
-    for (int line = m.begin; line < m.end; line += AHEAD) {
-        float x[AHEAD][4];
+                                         float x[SCAN_AHEAD][4], lane_best &b) {
+    for (int line = m.begin;;) {
         int col = line * SAMPLER_LINE + 4 * m.lane;
 #pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-            load_raw(r, line + j < m.end ? col + j * SAMPLER_LINE : r.n, x[j]);
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) look(b, col + j * SAMPLER_LINE, x[j]);
+        for (int j = 0; j < SCAN_AHEAD; j++) look(b, col + j * SAMPLER_LINE, x[j]);
+        line += SCAN_AHEAD;
+        if (line >= m.end) break;
+        load_ahead(m, r, line, x);
     }
     b.raw = b.x;
 }
 
+/* first: what load_ahead has of the warp's first lines. */
 template <int TEAM>
-__device__ static inline row_best row_scan(sampler<TEAM> &m, const sampler_row &r) {
+__device__ static inline row_best row_scan(sampler<TEAM> &m, const sampler_row &r,
+                                           float first[SCAN_AHEAD][4]) {
     lane_best b = {-INFINITY, -INFINITY, 0, false};
-    if (!r.changed) scan_plain(m, r, b);
+    if (!r.changed) scan_plain(m, r, first, b);
     else {
 #pragma unroll 1
         for (int line = m.begin; line < m.end; line++) {

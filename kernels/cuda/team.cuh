@@ -39,6 +39,7 @@ template <int TEAM> __device__ static inline int team_idx() {
 /* All threads of the team come here before one goes on; what they wrote before is seen after. */
 template <int TEAM> __device__ static inline void team_arrive() {
 #if __CUDA_ARCH__ >= 900
+    __syncwarp();
     if (TEAM > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
