@@ -241,7 +241,7 @@ def configure(args):
     cflags += VARIANTS[args.variant].split()
     if args.werror:
         cflags.append("-Werror")
-    libs, cmocka = [], []
+    libs, cmocka = ["-Wl,--as-needed"], []  # most tests use no kernels
     for names, package, what in LIBRARIES:
         flags, lib, version = pkg_config(names)
         cflags += ["-isystem" + f[2:] if f.startswith("-I") else f for f in flags]
@@ -253,6 +253,7 @@ def configure(args):
     if args.variant == "debug":
         ldflags.append("-Wl," + ",".join(f"--wrap={w}" for w in WRAP))
     cuda, found = probe_cuda(args)
+    libs += cuda["cuda_libs"].split()
     if args.verbose:
         print(f"  {'CUDA':<14} {found}")
     isa = {k: v if os.uname().machine in X86 and compiles(
@@ -265,8 +266,7 @@ def configure(args):
              "cc = " + cc,
              "cflags = " + " ".join(dict.fromkeys(cflags)),
              "ldflags = " + " ".join(ldflags),
-             # As needed: most tests use no kernels.
-             "libs = -Wl,--as-needed " + " ".join(dict.fromkeys([*libs, *cuda["cuda_libs"].split(), "-lpthread", "-lm"])),
+             "libs = " + " ".join(dict.fromkeys([*libs, "-lpthread", "-lm"])),
              "cmocka_libs = " + " ".join(cmocka),
              *(f"{k} = {cuda[k]}" for k in ("cuda", "nvcc", "nvccflags"))]
     lines += [f"{k} = {v}" for k, v in isa.items()]
@@ -417,7 +417,7 @@ def main():
         default="build",
         help="build folder (default build); another one is built with "
         "`ninja -f OUT/main.ninja`")
-    p.add_argument("--no-cuda", dest="cuda", action="store_false", default=all(os.path.exists(f"kernels/cuda/{f}.cu") for f in ("accept", "sample", "attention", "attention_gen", "weights")),
+    p.add_argument("--no-cuda", dest="cuda", action="store_false",
                    help="build the CPU backend alone, whatever the machine has")
     p.add_argument("--cuda-arch", metavar="LIST",
                    help="chips to build CUDA kernels for: " + ",".join(CUDA_ARCHS) + " (any of them, with commas) or "
