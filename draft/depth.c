@@ -510,7 +510,7 @@ void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids
     memset(r.pass_ns, 0, sizeof r.pass_ns);
     for (int i = 0; i < n_bids; i++) {
         sit_down(&seat[i], &bid[i], r.max_rows);
-        kv += seat[i].kv;
+        kv += bid[i].target_kv > 0 ? bid[i].target_kv : bid[i].kv_tokens;
         if (seat[i].most[DRAFT_BY_MODEL] > 0) r.draft_kv += seat[i].kv;
         if (bid[i].forced >= 0) continue;
         n_auto++;

@@ -84,13 +84,14 @@ enum { DRAFT_MAX_BIDS = 256 };
 /* One sequence of a round that may speculate. */
 struct draft_bid {
     /* In. */
-    int max_model;             /* draft tokens that the model may propose, 0: none */
-    int max_lookup;            /* tokens that lookup has ready, 0: none */
-    int n_match;               /* how long lookup's match was */
-    double kv_tokens;          /* its context */
-    int n_lag;                 /* committed tokens that the draft has not seen, pending included */
-    int n_left;                /* tokens that it may still emit: over those the cost of catching up
-                                  is spread; 0: not known */
+    int max_model;    /* draft tokens that the model may propose, 0: none */
+    int max_lookup;   /* tokens that lookup has ready, 0: none */
+    int n_match;      /* how long lookup's match was */
+    double kv_tokens; /* its context */
+    double target_kv; /* positions of it that the target reads, a mean over layers; 0: kv_tokens */
+    int n_lag;        /* committed tokens that the draft has not seen, pending included */
+    int n_left;       /* tokens that it may still emit: over those the cost of catching up
+                         is spread; 0: not known */
     struct draft_rate *rate;   /* [DRAFT_N_SOURCES], the sequence's own */
     struct draft_probe *probe; /* its state of re-probing */
     int forced;                /* >= 0: this many, whatever is predicted (a fixed setting);

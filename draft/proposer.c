@@ -26,6 +26,7 @@ struct proposer {
     float *dev_probs;                 /* [max_seqs][max_draft][n_head] */
     void *sample_scratch;
     int32_t *turn_at;      /* [max_seqs] host: turn of each place, a sequence of the batch */
+    int32_t *read;         /* [max_blocks] host: what a turn with a window reads */
     int n_head, n_columns; /* of the head; of those, ids that may be drawn */
     void *dev_base, *host_base;
     /* This round. */
@@ -48,6 +49,7 @@ static void layout(struct proposer *p, struct model_carve *c, const struct model
     model_batch_lists(&p->b, c);
     p->dev_sampled = model_carve_dev(c, seqs * sizeof *p->dev_sampled);
     p->turn_at = model_carve_host(c, seqs * sizeof *p->turn_at);
+    p->read = model_carve_host(c, (size_t)caps->max_blocks * sizeof *p->read);
     p->dev_logits = model_carve_dev(c, seqs * head * sizeof(float));
     p->sample_scratch = model_carve_dev(c, scratch);
     if (s) s->batch_bytes = c->dev_used - start;
@@ -238,6 +240,15 @@ static int order(const struct run *r, int n_turns) {
     return n;
 }
 
+/* All blocks of a place but [1, hole_end). */
+static void fill_pages(struct proposer *p, int place, const int32_t *pages, int n_blocks,
+                       int hole_end) {
+    int n = n_blocks - hole_end + 1;
+    p->read[0] = 0;
+    for (int i = 1; i < n; i++) p->read[i] = hole_end + i - 1;
+    model_batch_pages(&p->b, place, 0, pages, hole_end > 1 ? p->read : NULL, n);
+}
+
 /* Rows of the sequence at the next place: its tokens from n_kv on. One list serves them and the
  * passes behind: with a window, a later row sees a little more than the window. */
 static void add_rows(struct run *r, struct proposer_turn *t, bool wants_logits) {
@@ -248,8 +259,7 @@ static void add_rows(struct run *r, struct proposer_turn *t, bool wants_logits) 
     kvpool_seq_extend(r->pool, t->seq, KVPOOL_DRAFT, t->n_kv + n + more);
     int place = model_batch_add(&p->b, t->ids + t->n_kv, n, t->n_kv, n > SHORT_WAY, &first_row);
     const int32_t *pages = kvpool_seq_pages(r->pool, t->seq, KVPOOL_DRAFT, &n_blocks);
-    if (hole_end == 1) model_batch_pages(&p->b, place, 0, pages, n_blocks, 0, 0);
-    else model_batch_pages(&p->b, place, 0, pages, n_blocks, 1, hole_end);
+    fill_pages(p, place, pages, n_blocks, hole_end);
     if (wants_logits) {
         fill_draw(r, model_batch_want(&p->b, first_row + n - 1), t);
         ((struct kern_drawing *)p->drawing.host)[place].hole = hole_end - 1;

@@ -23,12 +23,18 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     b->dev_logits = model_carve_dev(c, logits * vocab * sizeof(float));
     if (s) s->logits_bytes = c->dev_used - start;
     start = c->dev_used;
-    model_carve_array(c, &b->kv_bytes, 1, sizeof(uint64_t));
+    model_carve_array(c, &b->kv_bytes, ENGINE_MAX_GROUPS, sizeof(uint64_t));
     model_carve_array(c, &b->n_accepted, seqs, sizeof(int32_t));
     model_carve_array(c, &b->drawn, seqs * (size_t)z->o.max_draft_tokens, sizeof(int32_t));
     model_carve_array(c, &b->sampled, logits, sizeof(struct kern_sampled));
     b->scratch = model_carve_dev(c, scratch);
     if (s) s->sample_bytes = c->dev_used - start;
+    start = c->dev_used;
+    size_t n_mass = seqs * (size_t)z->caps.max_blocks;
+    model_carve_array(c, &b->mass_row, (size_t)z->caps.max_rows, sizeof(uint8_t));
+    model_carve_array(c, &b->mass, n_mass, sizeof(float));
+    b->no_mass = model_carve_host(c, n_mass * sizeof(float));
+    if (s) s->selection_bytes = c->dev_used - start;
     start = c->dev_used;
     b->dev_prompt_count = model_carve_dev(c, seqs * vocab * sizeof(uint16_t));
     b->dev_output_count = model_carve_dev(c, seqs * vocab * sizeof(uint16_t));
@@ -121,6 +127,7 @@ static int fill_rows(struct engine *g, struct engine_request *r) {
     int row,
         idx = model_batch_add(b, r->ids + r->n_kv, r->n_rows, r->n_kv, !engine__decodes(r), &row);
     int first = r->n_rows - r->n_logits;
+    engine__sparse_mark(g, r, row, idx);
     r->first_logit = b->n_logits;
     r->first_draft = row + first + 1;
     for (int i = first; i < r->n_rows; i++)
@@ -135,11 +142,14 @@ static int fill_rows(struct engine *g, struct engine_request *r) {
     return idx;
 }
 
-static void fill_pages(struct engine *g, int seq, int idx) {
+/* r: NULL where everything is read. */
+static void fill_pages(struct engine *g, const struct engine_request *r, int seq, int idx) {
     for (int i = 0; i < g->sizes.n_groups; i++) {
-        int n_blocks;
-        const int32_t *pages = kvpool_seq_pages(g->pool, seq, g->sizes.group_class[i], &n_blocks);
-        model_batch_pages(&g->batch.pass, idx, i, pages, n_blocks, 0, 0);
+        enum kvpool_class c = g->sizes.group_class[i];
+        int n;
+        const int32_t *pages = kvpool_seq_pages(g->pool, seq, c, &n);
+        const int32_t *read = r ? engine__sparse_list(r, c, &n) : NULL;
+        model_batch_pages(&g->batch.pass, idx, i, pages, read, n);
     }
 }
 
@@ -160,6 +170,25 @@ static void pad(struct engine_batch *b) {
     }
 }
 
+/* Marked rows and empty lines for what they see, to the backend. */
+static int put_mass(struct engine *g, struct model_pass *pass, struct err *e) {
+    const struct kern_ops *ops = g->kern->ops;
+    struct engine_batch *b = &g->batch;
+    size_t blocks = (size_t)b->pass.caps.max_blocks;
+    size_t at = (size_t)b->first_mass * blocks, n = (size_t)b->end_mass * blocks - at;
+    if (n == 0) return 0;
+    int rc = ops->upload(g->kern, b->mass_row.dev, b->mass_row.host,
+                         (size_t)(b->pass.n_gen + b->pass.n_prompt), e);
+    if (!rc)
+        rc = ops->upload(g->kern, (float *)b->mass.dev + at, b->no_mass + at, n * sizeof(float), e);
+    for (int i = 0; i < g->sizes.n_groups; i++) {
+        if (g->sizes.group_class[i] != KVPOOL_DEEP) continue;
+        pass->group[i].taps.mass = b->mass.dev;
+        pass->group[i].taps.mass_row = b->mass_row.dev;
+    }
+    return rc;
+}
+
 /* What was filled, to the backend. */
 static int put(struct engine *g, struct model_pass *pass, struct err *e) {
     const struct engine_sizes *z = &g->sizes;
@@ -175,18 +204,19 @@ static int put(struct engine *g, struct model_pass *pass, struct err *e) {
     }
     pass->logits = b->dev_logits;
     pass->logits_stride = (size_t)z->vocab;
-    return rc;
+    return rc ? rc : put_mass(g, pass, e);
 }
 
 static void begin(struct engine_batch *b) {
     model_batch_begin(&b->pass);
-    b->n_rounds = 0;
+    b->n_rounds = b->first_mass = b->end_mass = 0;
     b->has_penalties = false;
 }
 
 int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e) {
     begin(&g->batch);
-    for (int i = 0; i < g->n_turn; i++) fill_pages(g, g->turn[i]->seq, fill_rows(g, g->turn[i]));
+    for (int i = 0; i < g->n_turn; i++)
+        fill_pages(g, g->turn[i], g->turn[i]->seq, fill_rows(g, g->turn[i]));
     return put(g, pass, e);
 }
 
@@ -200,7 +230,7 @@ int engine__batch_build_dummy(struct engine *g, int seq, int context, int n,
     for (int i = 0; i < n; i++)
         ((struct kern_sample *)b->sample.host)[model_batch_want(&b->pass, row + i)] = no_request;
     add_round(b, &(struct kern_round){.n_draft = n - 1, .first_draft = row + 1, .first_q = -1});
-    fill_pages(g, seq, idx);
+    fill_pages(g, NULL, seq, idx);
     return put(g, pass, e);
 }
 
@@ -246,15 +276,22 @@ int engine__batch_run(struct engine *g, const struct model_pass *pass, struct er
 int engine__batch_fetch(struct engine *g, struct err *e) {
     const struct engine_batch *b = &g->batch;
     int n = b->n_rounds > 0 ? b->pass.n_logits : 0;
-    return g->kern->ops->fetch(
+    int rc = g->kern->ops->fetch(
         g->kern, b->kv_bytes.host, b->kv_bytes.dev,
         model_array_span(&b->kv_bytes, &b->sampled, n, sizeof(struct kern_sampled)), e);
+    size_t blocks = (size_t)b->pass.caps.max_blocks, at = (size_t)b->first_mass * blocks;
+    size_t n_mass = (size_t)b->end_mass * blocks - at;
+    if (rc || n_mass == 0) return rc;
+    return g->kern->ops->fetch(g->kern, (float *)b->mass.host + at, (float *)b->mass.dev + at,
+                               n_mass * sizeof(float), e);
 }
 
-uint64_t engine__batch_kv_bytes(struct engine *g) {
-    uint64_t all = *(const uint64_t *)g->batch.kv_bytes.host, n = all - g->batch.kv_bytes_seen;
-    g->batch.kv_bytes_seen = all;
-    return n;
+void engine__batch_kv_bytes(struct engine *g, uint64_t out[ENGINE_MAX_GROUPS]) {
+    const uint64_t *all = g->batch.kv_bytes.host;
+    for (int i = 0; i < ENGINE_MAX_GROUPS; i++) {
+        out[i] = all[i] - g->batch.kv_bytes_seen[i];
+        g->batch.kv_bytes_seen[i] = all[i];
+    }
 }
 
 /* ---- Penalty counts ---- */

@@ -18,7 +18,8 @@ enum { N_ROWS = sizeof rows_of_point / sizeof *rows_of_point };
 static int finish(struct engine *g, struct err *e) {
     int rc = engine__batch_fetch(g, e);
     if (!rc) rc = g->kern->ops->sync(g->kern, e);
-    if (!rc) engine__batch_kv_bytes(g);
+    uint64_t nobodys[ENGINE_MAX_GROUPS];
+    if (!rc) engine__batch_kv_bytes(g, nobodys);
     return rc;
 }
 

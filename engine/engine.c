@@ -249,3 +249,12 @@ void engine_trace_kv(struct engine *g,
     g->trace_kv_arg = arg;
     g->trace_kv = sink;
 }
+
+void engine_trace_selection(struct engine *g,
+                            void (*sink)(void *arg, const struct engine_request *r,
+                                         const struct engine_kv_view *v, const int32_t *kept,
+                                         int n_kept, int n_blocks),
+                            void *arg) {
+    g->trace_selection_arg = arg;
+    g->trace_selection = sink;
+}

@@ -19,6 +19,7 @@
 #include "kvpool/kvpool.h"
 #include "kvpool/plan.h"
 #include "model/model.h"
+#include "target/target.h"
 #include "verify/verify.h"
 
 struct err;
@@ -54,8 +55,9 @@ struct engine_options {
     int draft_window;     /* the draft sees the first block and the newest ones of so many tokens, a
                              multiple of 64, >= 128; 0: everything */
     bool lookup;          /* prompt lookup proposes where it matches; default on */
-    bool dummy_weights;   /* random weights: model_path (and draft_path) give shapes alone, a
-                             config.json is enough */
+    struct target_settings sparse; /* of requests that say nothing else; unset: off */
+    bool dummy_weights;     /* random weights: model_path (and draft_path) give shapes alone, a
+                               config.json is enough */
     const char *dummy_type; /* "Q4_K": of all their matrices; NULL: as the files say */
 };
 void engine_options_default(struct engine_options *o);
@@ -112,7 +114,8 @@ struct engine_submit_options {
     uint64_t salt;         /* prefix cache tenant */
     uint64_t conversation; /* who may reuse this answer's KV: requests of the same number (and
                               salt). 0: nobody; prompts are shared by all of a tenant anyway */
-    bool no_prefix_cache;  /* neither take from the cache nor leave anything in it */
+    const struct target_settings *sparse; /* NULL: the engine's; what is unset in it likewise */
+    bool no_prefix_cache;                 /* neither take from the cache nor leave anything in it */
     bool show_special; /* stop strings are looked for in text that shows control tokens; give the
                           same to    verify_text_init */
     /* Called on the step thread at most once a step while there is news; must only wake the owner.
@@ -153,6 +156,17 @@ const char *
 engine_no_draft_name(enum engine_no_draft n); /* "", "no draft model", "off", "draft memory short",
                                                   "beyond the draft's context" */
 
+/* What SparDA did for one request, docs/sparsity.md. */
+struct engine_sparsity {
+    struct target_settings settings; /* nothing unset; selector off: dense by wish */
+    int n_selections;
+    int n_blocks, n_kept; /* of the prefix at the newest selection, reserve and pinned included;
+                             equal, or 0 selections: all is read */
+    /* K and V of the positions that its answer's passes had in their lists, once a pass; dense:
+     * had the lists held everything. */
+    uint64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
+};
+
 /* A consistent snapshot of a request. Arrays stay valid until release; entries below n_tokens never
  * change. */
 struct engine_progress {
@@ -168,6 +182,7 @@ struct engine_progress {
     uint64_t seed;                 /* the one used */
     struct engine_speculation speculation; /* final with `finish`, zero before */
     enum engine_no_draft no_draft;         /* likewise */
+    struct engine_sparsity sparsity;       /* likewise */
     /* Times in ns on base/clock.h's clock; 0: not yet. committed: of the newest of n_tokens, when
      * the host learned of it. */
     int64_t submitted_ns, admitted_ns, first_token_ns, committed_ns, finished_ns;
@@ -212,8 +227,11 @@ struct engine_stats {
     uint64_t n_requests, n_finished[6]; /* by enum engine_finish */
     uint64_t n_prompt_tokens, n_generated_tokens, n_cached_prompt_tokens;
     uint64_t n_steps, n_rows;
-    uint64_t kv_bytes_read;
-    double step_seconds;     /* spent in steps */
+    uint64_t kv_bytes_read; /* K and V that attention read, as the kernels count; of those: */
+    uint64_t kv_shallow_bytes_read, kv_deep_bytes_read;
+    uint64_t n_sparse_requests;                              /* whose prefix lost blocks */
+    uint64_t n_selections, n_blocks_selected, n_blocks_kept; /* blocks: sums over selections */
+    double step_seconds;                                     /* spent in steps */
     double overhead_seconds; /* of those, in rounds outside the backend's operations */
     struct engine_speculation speculation;
     uint64_t n_draft_starved; /* requests that went on without a draft for want of memory */
@@ -235,7 +253,8 @@ void engine_trace_logits(struct engine *g,
                                       const float *logits, int n),
                          void *arg);
 
-/* Where a request's committed K and V lie, for tests. */
+/* Where a request's committed K and V lie, for tests. Pages may be written between steps: in a
+ * sink. */
 struct engine_kv_view {
     struct kern *kern; /* whose memory the arena is: pages are read by its download */
     void *arena;
@@ -252,5 +271,13 @@ void engine_trace_kv(struct engine *g,
                      void (*sink)(void *arg, const struct engine_request *r,
                                   const struct engine_kv_view *v),
                      void *arg);
+
+/* `sink` sees each selection as it is made, on the step thread: ascending blocks kept of n_blocks.
+ * Call before the first request. */
+void engine_trace_selection(struct engine *g,
+                            void (*sink)(void *arg, const struct engine_request *r,
+                                         const struct engine_kv_view *v, const int32_t *kept,
+                                         int n_kept, int n_blocks),
+                            void *arg);
 
 #endif

@@ -36,8 +36,9 @@ struct engine_sizes {
     struct model_caps caps;
     struct kvpool_options pool;
     size_t weight_bytes, workspace_bytes;
-    size_t batch_bytes, logits_bytes, history_bytes, sample_bytes; /* parts of the step's buffers */
-    size_t batch_host_bytes;                                       /* the host's copies */
+    /* Parts of the step's buffers. */
+    size_t batch_bytes, logits_bytes, history_bytes, sample_bytes, selection_bytes;
+    size_t batch_host_bytes; /* the host's copies */
     bool has_draft;
     int draft_context, draft_layers;
     struct proposer_options proposer;
@@ -78,6 +79,10 @@ struct engine_request {
     struct engine_logprobs *logprobs; /* [max_tokens] or NULL */
     uint8_t *drafted;                 /* [max_tokens] */
     void *lookup_memory;              /* NULL: lookup is off for it */
+    struct target_settings sparse;    /* nothing unset */
+    float *score;  /* [blocks of the prompt]: attention mass of those seen so far, then scratch of
+                      the selection. NULL: nothing is selected */
+    int32_t *read; /* [blocks of n_prompt + max_tokens]: what deep layers read, once n_kept > 0 */
     int64_t submitted_ns;
 
     /* Published by the step thread; the plain fields below `finish` are written before it. */
@@ -89,6 +94,7 @@ struct engine_request {
     char error[ENGINE_ERROR_BYTES];
     struct engine_speculation speculation;
     enum engine_no_draft no_draft;
+    struct engine_sparsity sparsity;
 
     /* Asked for by the owner. */
     atomic_bool cancel, paused;
@@ -118,6 +124,8 @@ struct engine_request {
     struct draft_lookup lookup;
     struct draft_rate rate[DRAFT_N_SOURCES];
     struct draft_probe probe;
+    int mass_line; /* this step: line of the batch's masses that its rows filled, -1: none */
+    int n_kept;    /* entries of `read` that the epoch kept of sparsity.n_blocks; 0: no epoch */
     bool news;
     enum engine_finish end; /* what `finish` will be, once on the done list */
     int64_t last_token_ns;
@@ -149,7 +157,7 @@ struct engine_batch {
     struct model_array round;  /* kern_round [max_seqs] */
     struct model_array sample; /* kern_sample [max_logits] */
     /* What a step brings back, in one copy. */
-    struct model_array kv_bytes;   /* u64: K and V that attention ever read */
+    struct model_array kv_bytes;   /* u64 [ENGINE_MAX_GROUPS]: K and V that attention ever read */
     struct model_array n_accepted; /* i32 [max_seqs] */
     struct model_array drawn;   /* i32 [max_seqs][max_draft_tokens], the draft's tokens by turn */
     struct model_array sampled; /* kern_sampled [max_logits] */
@@ -158,7 +166,12 @@ struct engine_batch {
     uint16_t *count;                   /* [vocab], staging: a heap block, so that it may change */
     void *scratch;                     /* of the decision */
     void *host_block, *dev_block_base; /* what everything above is carved from */
-    uint64_t kv_bytes_seen;            /* of kv_bytes, at the last look */
+    /* What deep layers' attention saw of marked prompt rows: a step of its own that has any. */
+    struct model_array mass_row; /* u8 [max_rows] */
+    struct model_array mass;     /* f32 [max_seqs][max_blocks], by sequence of the pass */
+    const float *no_mass;        /* host: as many zeroes */
+    int first_mass, end_mass;    /* lines of this pass */
+    uint64_t kv_bytes_seen[ENGINE_MAX_GROUPS]; /* of kv_bytes, at the last look */
     int n_rounds;
     bool has_penalties; /* some round's tokens are counted */
 };
@@ -185,10 +198,10 @@ int engine__batch_build_dummy(struct engine *g, int seq, int context, int n,
 /* Enqueue the pass and the decision of its rounds. */
 int engine__batch_run(struct engine *g, const struct model_pass *pass, struct err *e);
 
-/* Enqueue the way back of what was decided; it is in the host's arrays after a sync. Then: bytes of
- * K and V read since the last look. */
+/* Enqueue the way back of what was decided and seen; it is in the host's arrays after a sync. Then:
+ * bytes of K and V read by each group since the last look. */
 int engine__batch_fetch(struct engine *g, struct err *e);
-uint64_t engine__batch_kv_bytes(struct engine *g);
+void engine__batch_kv_bytes(struct engine *g, uint64_t out[ENGINE_MAX_GROUPS]);
 
 /* What a request's draws have in common; the position is the caller's. */
 struct kern_sample engine__sample_of(const struct engine *g, const struct engine_request *r);
@@ -196,6 +209,34 @@ struct kern_history engine__history(const struct engine *g);
 
 /* Penalty counts of a request that was given a slot. What it emits is counted in the backend. */
 int engine__history_begin(struct engine *g, const struct engine_request *r, struct err *e);
+
+/* ---- Selection (sparse.c) ---- */
+
+/* At submission: settings, and memory where blocks may go. false: no memory. */
+bool engine__sparse_init(const struct engine *g, struct engine_request *r,
+                         const struct target_settings *asked);
+
+/* Whose generated pages a request may find and leaves: its conversation, under the law of its
+ * settings. 0: nobody's. */
+uint64_t engine__sparse_owner(const struct engine_request *r);
+
+/* Mark those of its rows in the pass that `observed` looks at: first_row..., sequence idx. */
+void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row, int idx);
+
+/* After the sync: take in what was seen. Before its first answer token is committed: select. */
+void engine__sparse_see(struct engine *g, struct engine_request *r);
+void engine__sparse_select(struct engine *g, struct engine_request *r);
+
+/* Blocks that `r` reads in a layer group: *n_read is the sequence's number of blocks and becomes
+ * theirs; NULL: all. */
+const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,
+                                   int *n_read);
+
+/* Positions that the target reads for n_tokens of `r`, a mean over its layers. */
+double engine__sparse_kv(const struct engine *g, const struct engine_request *r, int n_tokens);
+
+/* A pass of its generated rows ran: count what their lists held. */
+void engine__sparse_count(const struct engine *g, struct engine_request *r);
 
 /* ---- Failure (queue.c) ---- */
 
@@ -306,13 +347,18 @@ struct engine {
     float *trace_row; /* [vocab] */
     void (*trace_kv)(void *arg, const struct engine_request *r, const struct engine_kv_view *v);
     void *trace_kv_arg;
+    void (*trace_selection)(void *arg, const struct engine_request *r,
+                            const struct engine_kv_view *v, const int32_t *kept, int n_kept,
+                            int n_blocks);
+    void *trace_selection_arg;
 
     pthread_mutex_t stats_lock;
     struct engine_stats published;
 };
 
-/* step.c: the step thread's body. */
+/* step.c: the step thread's body; where a request's pages lie. */
 void *engine__thread(void *arg);
+struct engine_kv_view engine__kv_view(const struct engine *g, const struct engine_request *r);
 
 /* queue.c: called by the step thread. Moves the inbox to `waiting`; true when the engine is
  * closing. */

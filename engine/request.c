@@ -29,6 +29,12 @@ static uint64_t draw_seed(void) {
     return seed >> 11;
 }
 
+/* A greedy answer is the same each time: where chance has a say in what is read, too. */
+static uint64_t choose_seed(const struct engine_request *r) {
+    if (r->params.has_seed) return r->params.seed;
+    return r->params.temperature == 0 && r->sparse.selector != TARGET_OFF ? 0 : draw_seed();
+}
+
 /* May prompt lookup propose for it? */
 static bool looks_up(const struct engine *g, const struct verify_params *p) {
     return g->sizes.o.lookup && p->lookup && engine__draft_setting(g, p) != 0 &&
@@ -42,7 +48,6 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     r->params = o->params;
     r->n_prompt = o->n_prompt;
     r->max_tokens = max_tokens;
-    r->seed = o->params.has_seed ? o->params.seed : draw_seed();
     r->salt = o->salt;
     r->conversation = o->conversation;
     r->n_draft_kv = r->first_q = -1;
@@ -53,6 +58,8 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     r->notify_arg = o->notify_arg;
     r->seq = r->slot = r->stop_idx = -1;
     atomic_init(&r->refs, 2);
+    bool has_memory = engine__sparse_init(g, r, o->sparse);
+    r->seed = choose_seed(r);
     size_t n = (size_t)o->n_prompt + (size_t)max_tokens;
     int rc = verify_text_init(&r->text, g->tokenizer, &r->params, o->show_special, e);
     if (rc) goto fail;
@@ -61,7 +68,7 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     r->drafted = calloc((size_t)max_tokens, 1);
     bool lookup = looks_up(g, &o->params);
     if (lookup) r->lookup_memory = malloc(draft_lookup_bytes(o->n_prompt + max_tokens));
-    if (!r->ids || !r->drafted || (lookup && !r->lookup_memory) ||
+    if (!has_memory || !r->ids || !r->drafted || (lookup && !r->lookup_memory) ||
         (o->params.logprobs >= 0 && !r->logprobs)) {
         rc = err_raise(e, E_NOMEM,
                        "no memory for a request of %d prompt tokens and %d answer tokens",
@@ -85,6 +92,8 @@ void engine__request_unref(struct engine_request *r) {
     free(r->logprobs);
     free(r->drafted);
     free(r->lookup_memory);
+    free(r->score);
+    free(r->read);
     free(r);
 }
 
@@ -115,6 +124,7 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
     if (out->finish == ENGINE_RUNNING) return;
     out->speculation = r->speculation;
     out->no_draft = r->no_draft;
+    out->sparsity = r->sparsity;
     out->finished_ns = r->finished_ns;
     out->stop_idx = r->stop_idx;
     out->error_code = r->error_code;

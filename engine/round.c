@@ -69,6 +69,7 @@ static bool make_bid(struct engine *g, struct engine_request *r) {
                                 .max_lookup = by_lookup,
                                 .n_match = n_match,
                                 .kv_tokens = n_tokens(r),
+                                .target_kv = engine__sparse_kv(g, r, n_tokens(r)),
                                 .n_lag = r->n_draft_kv < 0 ? 1 : n_tokens(r) - r->n_draft_kv,
                                 .n_left = r->max_tokens - r->n_out,
                                 .rate = r->rate,
@@ -90,7 +91,7 @@ static int make_bids(struct engine *g, int *n_other, double *other_kv) {
             g->bidder[n++] = r;
         } else {
             ++*n_other;
-            *other_kv += n_tokens(r);
+            *other_kv += engine__sparse_kv(g, r, n_tokens(r));
         }
     }
     return n;

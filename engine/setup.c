@@ -18,6 +18,7 @@ void engine_options_default(struct engine_options *o) {
     o->prefix_cache = true;
     o->draft_tokens = VERIFY_DRAFT_AUTO;
     o->lookup = true;
+    target_settings_unset(&o->sparse);
 }
 
 static int check_int(const char *name, int value, int lo, int hi, struct err *e) {
@@ -57,7 +58,7 @@ static int fill_options(struct engine_options *o, const struct model_config *c, 
                        o->draft_window, KVPOOL_BLOCK, 2 * KVPOOL_BLOCK);
     if (!rc && !(o->prefill_share > 0 && o->prefill_share <= 1))
         rc = err_raise(e, E_RANGE, "prefill_share is %g, allowed is (0, 1]", o->prefill_share);
-    return rc;
+    return rc ? rc : target_settings_check(&o->sparse, e);
 }
 
 static int choose_kv_dtype(const struct engine_options *o, enum kern_dtype *out, struct err *e) {
@@ -126,6 +127,8 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
         .extra = {{"batch", s->batch_bytes + s->draft.batch_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "rows, block lists"},
                   {"sampling", s->sample_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, NULL},
+                  {"selection", s->selection_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
+                   "attention mass of blocks"},
                   {"penalty counts", s->history_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "touched by requests with penalties only"},
                   {info.own_bytes ? "kernels" : NULL, info.own_bytes, PLAN_DEVICE, PLAN_KNOB_NONE,

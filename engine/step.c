@@ -21,7 +21,7 @@ static void retire(struct engine *g, struct engine_request *r, enum engine_finis
     engine__list_push(&g->done, r);
 }
 
-static void trace_kv(struct engine *g, const struct engine_request *r) {
+struct engine_kv_view engine__kv_view(const struct engine *g, const struct engine_request *r) {
     struct engine_kv_view v = {.kern = g->kern,
                                .arena = g->arena,
                                .n_kv = r->n_kv,
@@ -32,6 +32,11 @@ static void trace_kv(struct engine *g, const struct engine_request *r) {
         v.group[i].n_layers = g->sizes.group_layers[i];
         v.group[i].pages = kvpool_seq_pages(g->pool, r->seq, g->sizes.group_class[i], &n);
     }
+    return v;
+}
+
+static void trace_kv(struct engine *g, const struct engine_request *r) {
+    struct engine_kv_view v = engine__kv_view(g, r);
     allocguard_leave(); /* the sink is a test's */
     g->trace_kv(g->trace_kv_arg, r, &v);
     allocguard_enter();
@@ -107,7 +112,7 @@ static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int 
         .prompt = r->use_cache ? r->ids : NULL,
         .n_prompt = r->use_cache ? r->n_prompt : 0,
         .salt = r->salt,
-        .conversation = r->conversation,
+        .conversation = engine__sparse_owner(r),
     };
     bool off = engine__draft_setting(g, &r->params) == 0 || !r->params.draft_model;
     *why = !g->proposer ? ENGINE_DRAFT_NONE : off ? ENGINE_DRAFT_OFF : ENGINE_DRAFT_OK;
@@ -203,7 +208,7 @@ static void note_cost(struct engine *g, int64_t ns) {
     double kv = 0;
     int rows = 0;
     for (int i = 0; i < g->n_turn; i++) {
-        kv += g->turn[i]->n_kv + g->turn[i]->n_rows;
+        kv += engine__sparse_kv(g, g->turn[i], g->turn[i]->n_kv + g->turn[i]->n_rows);
         rows += g->turn[i]->n_rows;
     }
     for (int i = 0; i < g->n_turn; i++)
@@ -226,6 +231,19 @@ static int note_times(struct engine *g, int mark) {
     if (n_prompt == 0) note_cost(g, ns);
     engine__costs_update(&g->costs, n_gen, n_prompt, (double)ns);
     return 0;
+}
+
+/* What attention read, by group and, as far as lists tell, by request. */
+static void count_kv(struct engine *g) {
+    uint64_t n[ENGINE_MAX_GROUPS];
+    engine__batch_kv_bytes(g, n);
+    for (int i = 0; i < g->sizes.n_groups; i++) {
+        bool deep = g->sizes.group_class[i] == KVPOOL_DEEP;
+        g->live.kv_bytes_read += n[i];
+        *(deep ? &g->live.kv_deep_bytes_read : &g->live.kv_shallow_bytes_read) += n[i];
+    }
+    for (int i = 0; i < g->n_turn; i++)
+        if (engine__decodes(g->turn[i])) engine__sparse_count(g, g->turn[i]);
 }
 
 /* Enqueue the step: the draft's passes, the target's, the decision and its way back. The only wait
@@ -253,7 +271,8 @@ static int compute(struct engine *g, struct err *e) {
     int rc = enqueue(g, &mark, e);
     if (!rc) rc = note_times(g, mark);
     if (rc) return rc;
-    g->live.kv_bytes_read += engine__batch_kv_bytes(g);
+    count_kv(g);
+    for (int i = 0; i < g->n_turn; i++) engine__sparse_see(g, g->turn[i]);
     if (g->trace) trace(g);
     return 0;
 }
@@ -319,8 +338,10 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
         (const struct kern_sampled *)g->batch.sampled.host + r->first_logit;
     enum engine_finish end = ENGINE_RUNNING;
     ASSERT(n_accepted >= 0 && n_accepted <= r->n_draft);
-    if (r->use_cache && !engine__decodes(r))
-        kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT);
+    if (!engine__decodes(r)) {
+        if (r->use_cache) kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT);
+        engine__sparse_select(g, r);
+    }
     for (int i = 0; i <= n_accepted && end == ENGINE_RUNNING; i++) {
         end = commit_token(g, r, &run[i], i < n_accepted, now, &e);
         n_committed += end != ENGINE_FAILED;

@@ -62,9 +62,10 @@ static void carve_list(struct model_carve *c, struct model_list *l, size_t n) {
 void model_batch_lists(struct model_batch *b, struct model_carve *c) {
     size_t seqs = (size_t)b->caps.max_seqs, blocks = (size_t)b->caps.max_blocks;
     for (int i = 0; i < b->n_groups; i++) carve_list(c, &b->page[i], seqs * blocks);
-    carve_list(c, &b->block, seqs * blocks);
+    for (int i = 0; i < b->n_groups; i++) carve_list(c, &b->block[i], seqs * blocks);
     b->counting = model_carve_host(c, blocks * sizeof *b->counting);
-    b->holed = model_carve_host(c, seqs * sizeof *b->holed);
+    for (int i = 0; i < b->n_groups; i++)
+        b->fewer[i] = model_carve_host(c, seqs * sizeof *b->fewer[i]);
 }
 
 static int put_list(struct model_list *l, struct kern *k, struct err *e) {
@@ -79,12 +80,15 @@ int model_batch_init(struct model_batch *b, struct kern *k, struct err *e) {
     k->ops->info(k, &info);
     b->records = info.records;
     for (int i = 0; i < b->caps.max_blocks; i++) b->counting[i] = i;
-    for (int i = 0; i < b->caps.max_seqs; i++)
-        memcpy(b->block.host + (size_t)i * (size_t)b->caps.max_blocks, b->counting,
-               (size_t)b->caps.max_blocks * sizeof *b->counting);
-    b->block.hi = (size_t)b->caps.max_seqs * (size_t)b->caps.max_blocks;
-    int rc = put_list(&b->block, k, e);
-    return rc ? rc : k->ops->sync(k, e);
+    size_t n = (size_t)b->caps.max_blocks;
+    for (int g = 0; g < b->n_groups; g++) {
+        for (size_t i = 0; i < (size_t)b->caps.max_seqs; i++)
+            memcpy(b->block[g].host + i * n, b->counting, n * sizeof *b->counting);
+        b->block[g].hi = (size_t)b->caps.max_seqs * n;
+        int rc = put_list(&b->block[g], k, e);
+        if (rc) return rc;
+    }
+    return k->ops->sync(k, e);
 }
 
 /* ---- Rows ---- */
@@ -120,6 +124,12 @@ int model_batch_want(struct model_batch *b, int row) {
 
 /* ---- Lists ---- */
 
+/* Entries [lo, hi) changed. */
+static void note_change(struct model_list *l, size_t lo, size_t hi) {
+    if (l->lo == l->hi || lo < l->lo) l->lo = lo;
+    if (hi > l->hi) l->hi = hi;
+}
+
 /* Entries at.. of a list are v[0..n) now. Pages of one sequence change at its end alone; another
  * sequence in its place changes all. */
 static void set_list(struct model_list *l, size_t at, const int32_t *v, int n) {
@@ -129,37 +139,52 @@ static void set_list(struct model_list *l, size_t at, const int32_t *v, int n) {
     while (to[first] == v[first]) first++;
     while (to[end - 1] == v[end - 1]) end--;
     memcpy(to + first, v + first, (size_t)(end - first) * sizeof *v);
-    size_t lo = at + (size_t)first, hi = at + (size_t)end;
-    if (l->lo == l->hi || lo < l->lo) l->lo = lo;
-    if (hi > l->hi) l->hi = hi;
+    note_change(l, at + (size_t)first, at + (size_t)end);
 }
 
-/* v without [hole_first, hole_end). */
-static void set_holed(struct model_list *l, size_t at, const int32_t *v, int n, int hole_first,
-                      int hole_end) {
-    set_list(l, at, v, hole_first);
-    set_list(l, at + (size_t)hole_first, v + hole_end, n - hole_end);
+/* The same with v[pick[0]], v[pick[1]], ... */
+static void set_picked(struct model_list *l, size_t at, const int32_t *v, const int32_t *pick,
+                       int n) {
+    int32_t *to = l->host + at;
+    int first = n, end = 0;
+    for (int i = 0; i < n; i++) {
+        if (to[i] == v[pick[i]]) continue;
+        to[i] = v[pick[i]];
+        if (first == n) first = i;
+        end = i + 1;
+    }
+    if (first < end) note_change(l, at + (size_t)first, at + (size_t)end);
+}
+
+static void check_read(const int32_t *pages, const int32_t *read, int n_read) {
+    for (int i = 0; i < n_read; i++)
+        ASSERT(pages[read[i]] >= 0 && (i == 0 || read[i - 1] < read[i]));
 }
 
 void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int32_t *pages,
-                       int n_blocks, int hole_first, int hole_end) {
+                       const int32_t *read, int n_read) {
     int row = ((int32_t *)b->seq_row.host)[seq_idx];
     int n_rows = ((int32_t *)b->seq_n_rows.host)[seq_idx];
     size_t at = (size_t)seq_idx * (size_t)b->caps.max_blocks;
     const int32_t *position = (int32_t *)b->position.host + row;
     int32_t *slot = (int32_t *)b->slot_page[group].host + row;
-    bool holed = hole_first < hole_end;
-    ASSERT(n_blocks <= b->caps.max_blocks && position[n_rows - 1] / KERN_BLOCK < n_blocks);
-    ASSERT(0 <= hole_first && hole_first <= hole_end && hole_end < n_blocks);
+    bool *fewer = &b->fewer[group][seq_idx];
+    ASSERT(n_read > 0 && n_read <= b->caps.max_blocks);
+    ASSERT(position[n_rows - 1] / KERN_BLOCK <= (read ? read[n_read - 1] : n_read - 1));
     for (int i = 0; i < n_rows; i++) {
         slot[i] = pages[position[i] / KERN_BLOCK];
         ASSERT(slot[i] >= 0);
     }
-    ((int32_t *)b->n_blocks[group].host)[seq_idx] = n_blocks - (hole_end - hole_first);
-    set_holed(&b->page[group], at, pages, n_blocks, hole_first, hole_end);
-    if (holed) set_holed(&b->block, at, b->counting, n_blocks, hole_first, hole_end);
-    else if (b->holed[seq_idx]) set_list(&b->block, at, b->counting, b->caps.max_blocks);
-    b->holed[seq_idx] = holed;
+    ((int32_t *)b->n_blocks[group].host)[seq_idx] = n_read;
+    if (read) {
+        check_read(pages, read, n_read);
+        set_picked(&b->page[group], at, pages, read, n_read);
+        set_list(&b->block[group], at, read, n_read);
+    } else {
+        set_list(&b->page[group], at, pages, n_read);
+        if (*fewer) set_list(&b->block[group], at, b->counting, b->caps.max_blocks);
+    }
+    *fewer = read != NULL;
 }
 
 /* ---- The end ---- */
@@ -205,18 +230,19 @@ int model_batch_finish(struct model_batch *b, struct kern *k, const struct model
         .n_logits = b->n_logits,
         .logit_row = b->logit_row.dev,
     };
-    int rc = put_list(&b->block, k, e);
+    int rc = 0;
     for (int i = 0; i < b->n_groups; i++) {
         pass->group[i] = (struct model_group){
             .slot_page = b->slot_page[i].dev,
             .lists = {.page = b->page[i].dev,
-                      .block = b->block.dev,
+                      .block = b->block[i].dev,
                       .n_blocks = b->n_blocks[i].dev,
                       .capacity = b->caps.max_blocks,
                       .seq_stride = 1,
                       .head_stride = 0},
-            .taps = {.kv_bytes_read = kv_bytes},
+            .taps = {.kv_bytes_read = kv_bytes ? kv_bytes + i : NULL},
         };
+        if (!rc) rc = put_list(&b->block[i], k, e);
         if (!rc) rc = put_list(&b->page[i], k, e);
     }
     return rc ? rc

@@ -46,10 +46,10 @@ struct model_batch {
     bool records; /* the backend keeps recordings: see model_batch_finish */
     struct model_array token, position, row_seq, seq_row, seq_n_rows, logit_row;
     struct model_array slot_page[MODEL_MAX_GROUPS], n_blocks[MODEL_MAX_GROUPS];
-    struct model_list page[MODEL_MAX_GROUPS]; /* page ids */
-    struct model_list block;                  /* block indexes: 0, 1, 2, ... */
-    int32_t *counting;                        /* host, [max_blocks]: 0, 1, 2, ... */
-    bool *holed;                              /* [max_seqs] block's row is not 0, 1, 2, ... now */
+    struct model_list page[MODEL_MAX_GROUPS];  /* page ids */
+    struct model_list block[MODEL_MAX_GROUPS]; /* block indexes: 0, 1, 2, ... or fewer */
+    int32_t *counting;                         /* host, [max_blocks]: 0, 1, 2, ... */
+    bool *fewer[MODEL_MAX_GROUPS];             /* [max_seqs] block's row is not 0, 1, 2, ... now */
     int n_gen, n_prompt, n_seqs, n_logits;
 };
 
@@ -73,10 +73,10 @@ int model_batch_add(struct model_batch *b, const int32_t *ids, int n_rows, int f
 /* Ask for a row's logits; returns their index. */
 int model_batch_want(struct model_batch *b, int row);
 
-/* The pages of sequence seq_idx in a group: blocks 0..n_blocks-1, all that its rows write among
- * them. Blocks [hole_first, hole_end) are not read (hole_first == hole_end: none). */
+/* What sequence seq_idx reads in a group: the blocks read[0..n_read), ascending, all that its rows
+ * write among them; NULL: 0..n_read-1. pages: of blocks 0 onwards, -1 where nothing may be read. */
 void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int32_t *pages,
-                       int n_blocks, int hole_first, int hole_end);
+                       const int32_t *read, int n_read);
 
 /* A count of rows or sequences to which others are rounded up where the backend records, so that
  * few shapes occur: exact where small, then in steps of an eighth to a quarter. */
@@ -88,8 +88,8 @@ void model_batch_pad(struct model_batch *b, int n_rows, int n_seqs, int n_logits
 
 /* Upload what is used and describe the pass: batch, groups' lists and slots, logits rows. Arrays of
  * the caller's go along: everything from `token` to n_last entries of `last` (of size_last bytes)
- * in one copy; lists where they changed. kv_bytes: counter of what attention reads, or NULL. The
- * caller fills in the groups' layers, arena and type, and where logits go. */
+ * in one copy; lists where they changed. kv_bytes: [n_groups] counters of what attention reads, or
+ * NULL. The caller fills in the groups' layers, arena and type, and where logits go. */
 int model_batch_finish(struct model_batch *b, struct kern *k, const struct model_array *last,
                        int n_last, size_t size_last, uint64_t *kv_bytes, struct model_pass *pass,
                        struct err *e);

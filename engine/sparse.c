@@ -1,0 +1,128 @@
+/* A request's epochs: which rows of its prompt are looked at, what they saw, which blocks the deep
+ * layers read from then on. The law is target/'s; here it meets the step.
+ *
+ * `observed` looks at the prompt's last TARGET_ROWS rows. They may fall into several chunks, each
+ * at another place of its pass: masses come back with every such step and their maximum is kept on
+ * the host, so that neither chunks nor the pass's order matter. */
+#include <stdlib.h>
+#include <xxhash.h>
+
+#include "base/allocguard.h"
+#include "base/err.h"
+#include "engine/engine_private.h"
+
+/* Layers of the groups that a list may thin, and all. */
+static int n_deep(const struct engine *g) {
+    int n = 0;
+    for (int i = 0; i < g->sizes.n_groups; i++)
+        if (g->sizes.group_class[i] == KVPOOL_DEEP) n += g->sizes.group_layers[i];
+    return n;
+}
+
+bool engine__sparse_init(const struct engine *g, struct engine_request *r,
+                         const struct target_settings *asked) {
+    struct target_settings none;
+    target_settings_unset(&none);
+    r->sparse = target_settings_resolve(&g->sizes.o.sparse, asked ? asked : &none);
+    r->sparsity.settings = r->sparse;
+    r->mass_line = -1;
+    bool lists = target_selects(&r->sparse, r->n_prompt) || r->sparse.selector == TARGET_ALL;
+    if (!lists || n_deep(g) == 0) return true;
+    size_t n_prompt = (size_t)target_n_blocks(r->n_prompt);
+    size_t n_all = (size_t)target_n_blocks(r->n_prompt + r->max_tokens);
+    r->score = calloc(n_prompt, sizeof *r->score);
+    r->read = malloc(n_all * sizeof *r->read);
+    return r->score && r->read;
+}
+
+uint64_t engine__sparse_owner(const struct engine_request *r) {
+    uint64_t key[2] = {r->conversation, target_settings_law(&r->sparse)};
+    if (key[0] == 0 || key[1] == 0) return key[0];
+    uint64_t h = XXH3_64bits(key, sizeof key);
+    return h ? h : 1;
+}
+
+/* ---- Looking ---- */
+
+void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row, int idx) {
+    struct engine_batch *b = &g->batch;
+    uint8_t *mark = b->mass_row.host;
+    int from = r->n_prompt - TARGET_ROWS, end = r->n_kv + r->n_rows;
+    r->mass_line = -1;
+    if (engine__decodes(r) || !r->score || end <= from || !target_observes(&r->sparse, r->n_prompt))
+        return;
+    if (b->first_mass == b->end_mass) {
+        for (int i = 0; i < b->pass.caps.max_rows; i++) mark[i] = 0;
+        b->first_mass = idx;
+    }
+    b->end_mass = idx + 1;
+    r->mass_line = idx;
+    for (int i = 0; i < r->n_rows; i++) mark[first_row + i] = r->n_kv + i >= from;
+}
+
+void engine__sparse_see(struct engine *g, struct engine_request *r) {
+    if (r->mass_line < 0) return;
+    const float *line = (const float *)g->batch.mass.host +
+                        (size_t)r->mass_line * (size_t)g->batch.pass.caps.max_blocks;
+    int n = target_n_blocks(r->n_prompt);
+    for (int i = 0; i < n; i++)
+        if (line[i] > r->score[i]) r->score[i] = line[i];
+    r->mass_line = -1;
+}
+
+/* ---- Selecting ---- */
+
+void engine__sparse_select(struct engine *g, struct engine_request *r) {
+    struct target_view view = {.n_tokens = r->n_prompt,
+                               .seed = r->seed,
+                               .epoch = r->sparsity.n_selections,
+                               .mass = r->score};
+    int n = target_n_blocks(r->n_prompt), n_all = target_n_blocks(r->n_prompt + r->max_tokens);
+    if (!r->score) return;
+    r->n_kept = target_select(&r->sparse, &view, r->score, r->read);
+    /* Every block from here on is read. */
+    for (int i = n; i < n_all; i++) r->read[r->n_kept + i - n] = i;
+    r->sparsity.n_selections++;
+    r->sparsity.n_blocks = n;
+    r->sparsity.n_kept = r->n_kept;
+    g->live.n_sparse_requests += r->n_kept < n && r->sparsity.n_selections == 1;
+    g->live.n_selections++;
+    g->live.n_blocks_selected += (uint64_t)n;
+    g->live.n_blocks_kept += (uint64_t)r->n_kept;
+    if (!g->trace_selection) return;
+    struct engine_kv_view kv = engine__kv_view(g, r);
+    allocguard_leave(); /* the sink is a test's */
+    g->trace_selection(g->trace_selection_arg, r, &kv, r->read, r->n_kept, n);
+    allocguard_enter();
+}
+
+const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,
+                                   int *n_read) {
+    if (c != KVPOOL_DEEP || r->n_kept == 0) return NULL;
+    ASSERT(*n_read >= r->sparsity.n_blocks);
+    *n_read -= r->sparsity.n_blocks - r->n_kept;
+    return r->read;
+}
+
+/* ---- Numbers ---- */
+
+/* Of n_tokens positions, those that deep layers read: whole blocks go, never the last one. */
+static int deep_tokens(const struct engine_request *r, int n_tokens) {
+    return r->n_kept ? n_tokens - (r->sparsity.n_blocks - r->n_kept) * KVPOOL_BLOCK : n_tokens;
+}
+
+double engine__sparse_kv(const struct engine *g, const struct engine_request *r, int n_tokens) {
+    int all = model_get_config(g->model)->n_layers, deep = n_deep(g);
+    return ((double)(all - deep) * n_tokens + (double)deep * deep_tokens(r, n_tokens)) / all;
+}
+
+void engine__sparse_count(const struct engine *g, struct engine_request *r) {
+    const struct model_config *c = model_get_config(g->model);
+    uint64_t n = (uint64_t)(r->n_kv + r->n_rows);
+    uint64_t layer = 2 * (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim *
+                     kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t deep = (uint64_t)n_deep(g), all = (uint64_t)c->n_layers;
+    r->sparsity.kv_shallow_bytes += (all - deep) * layer * n;
+    r->sparsity.kv_deep_bytes += deep * layer * (uint64_t)deep_tokens(r, (int)n);
+    r->sparsity.kv_dense_bytes += all * layer * n;
+}
