@@ -261,6 +261,9 @@ static __global__ void probe_kernel() {
 static int check_code(struct cuda_ctx *c, struct err *e) {
     cudaFuncAttributes a;
     cudaError_t rc = cudaFuncGetAttributes(&a, probe_kernel);
+    /* PTX of an older chip, compiled at start, has none of the newer one's instructions: pdl_wait
+     * would wait for nothing. */
+    if (rc == cudaSuccess && a.ptxVersion < c->sm) c->sm = a.ptxVersion;
     if (rc == cudaSuccess) return 0;
     return err_raise(e, E_UNSUPPORTED,
                      "CUDA: this build has no code for sm_%d (%s): configure with --cuda-arch %d",
