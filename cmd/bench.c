@@ -24,7 +24,9 @@ struct point {
     double itl_p50, itl_p99;     /* ms */
     double prompt_rate;          /* prompt tokens a second until all have their first token */
     double decode_rate;          /* tokens a second of all sequences after that */
-    double kv_bytes;             /* read per decoded token */
+    double kv_bytes;             /* read per decoded token, prompts' share included */
+    double kv_shallow, kv_deep;  /* read per decoded token by the answers' own passes */
+    int n_blocks, n_kept;        /* of the last prompt; 0: everything is read */
     size_t resident;             /* bytes of the process at the end */
 };
 
@@ -66,6 +68,11 @@ static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct po
         }
         if (!p.finish) continue;
         if (p.finish == ENGINE_FAILED) return err_raise(e, p.error_code, "%s", p.error);
+        int n_passes = p.n_tokens > 1 ? p.n_tokens - 1 : 1;
+        out->kv_shallow += (double)p.sparsity.kv_shallow_bytes / n_passes / n;
+        out->kv_deep += (double)p.sparsity.kv_deep_bytes / n_passes / n;
+        out->n_blocks = p.sparsity.n_blocks;
+        out->n_kept = p.sparsity.n_kept;
         out->tpot += (double)(p.finished_ns - p.first_token_ns) / 1e6 /
                      (p.n_tokens > 1 ? p.n_tokens - 1 : 1) / n;
         c[i].done = true;
@@ -167,13 +174,25 @@ static void print_json(const struct point *p, int n, const struct engine *g) {
             "%s\n  {\"prompt_tokens\": %d, \"batch\": %d, \"tokens\": %d, \"ttft_p50_ms\": %.3f, "
             "\"ttft_max_ms\": %.3f, \"tpot_ms\": %.3f, \"itl_p50_ms\": %.3f, \"itl_p99_ms\": %.3f, "
             "\"prompt_tokens_per_s\": %.2f, \"decode_tokens_per_s\": %.2f, "
-            "\"kv_bytes_read_per_token\": %.0f, \"resident_bytes\": %zu}",
+            "\"kv_bytes_read_per_token\": %.0f, \"kv_shallow_bytes_per_token\": %.0f, "
+            "\"kv_deep_bytes_per_token\": %.0f, \"blocks\": %d, \"kept_blocks\": %d, "
+            "\"resident_bytes\": %zu}",
             i ? "," : "", p[i].prompt, p[i].batch, p[i].n_tokens, p[i].ttft_p50, p[i].ttft_max,
             p[i].tpot, p[i].itl_p50, p[i].itl_p99, p[i].prompt_rate, p[i].decode_rate,
-            p[i].kv_bytes, p[i].resident);
+            p[i].kv_bytes, p[i].kv_shallow, p[i].kv_deep, p[i].n_blocks, p[i].n_kept,
+            p[i].resident);
     strbuf_append_str(&b, "\n]}\n");
     fwrite(b.data, 1, b.n, stdout);
     strbuf_deinit(&b);
+}
+
+static void print_point(const struct point *p) {
+    char blocks[32] = "all";
+    if (p->n_kept > 0) snprintf(blocks, sizeof blocks, "%d/%d", p->n_kept, p->n_blocks);
+    printf("%8d %6d %10.1f %10.1f %9.2f %9.2f %9.2f %11.1f %11.1f %12s %9s %10s\n", p->prompt,
+           p->batch, p->ttft_p50, p->ttft_max, p->tpot, p->itl_p50, p->itl_p99, p->prompt_rate,
+           p->decode_rate, cmd_bytes(p->kv_shallow + p->kv_deep), blocks,
+           cmd_bytes((double)p->resident));
 }
 
 int cmd_bench(int argc, char **argv) {
@@ -248,19 +267,15 @@ int cmd_bench(int argc, char **argv) {
     rc = run_point(g, &warm, &e);
     int n = 0;
     if (!json)
-        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %10s\n", "prompt", "batch", "TTFT ms",
-               "worst", "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s", "KV read/t",
-               "resident");
+        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %9s %10s\n", "prompt", "batch",
+               "TTFT ms", "worst", "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s",
+               "KV read/t", "blocks", "resident");
     for (int i = 0; i < n_lengths && !rc; i++)
         for (int j = 0; j < n_sizes && !rc; j++) {
             struct point *p = &points[n++];
             *p = (struct point){.prompt = lengths[i], .batch = sizes[j], .n_tokens = n_tokens};
             rc = run_point(g, p, &e);
-            if (!rc && !json)
-                printf("%8d %6d %10.1f %10.1f %9.2f %9.2f %9.2f %11.1f %11.1f %12s %10s\n",
-                       p->prompt, p->batch, p->ttft_p50, p->ttft_max, p->tpot, p->itl_p50,
-                       p->itl_p99, p->prompt_rate, p->decode_rate, cmd_bytes(p->kv_bytes),
-                       cmd_bytes((double)p->resident));
+            if (!rc && !json) print_point(p);
             fflush(stdout);
         }
     if (!rc && json) print_json(points, n, g);

@@ -14,6 +14,7 @@
 #include "cmd/line_editor.h"
 #include "cmd/sampling_flags.h"
 #include "cmd/socket_path.h"
+#include "cmd/sparsity.h"
 #include "cmd/speculation.h"
 #include "cmd/terminal.h"
 #include "cmd/text.h"
@@ -158,6 +159,19 @@ static struct engine_speculation speculation_of(const struct client_speculation 
     return out;
 }
 
+static struct engine_sparsity sparsity_of(const struct client_sparsity *s) {
+    struct engine_sparsity out = {.n_selections = (int)s->selections,
+                                  .n_blocks = (int)s->blocks,
+                                  .n_kept = (int)s->kept,
+                                  .kv_shallow_bytes = (uint64_t)s->kv_shallow_bytes,
+                                  .kv_deep_bytes = (uint64_t)s->kv_deep_bytes,
+                                  .kv_dense_bytes = (uint64_t)s->kv_dense_bytes};
+    /* A newer server's selector is shown as unknown. */
+    if (target_selector_parse(&out.settings.selector, s->selector, strlen(s->selector), NULL))
+        out.settings.selector = s->selector[0] ? TARGET_UNSET : TARGET_OFF;
+    return out;
+}
+
 static void print_summary(const struct chat *c, const struct client_done *d) {
     struct strbuf text = {0};
     struct engine_speculation spec = speculation_of(&d->speculation);
@@ -166,12 +180,17 @@ static void print_summary(const struct chat *c, const struct client_done *d) {
     if (d->tokens_per_second > 0) strbuf_printf(&text, ", %.1f tokens/s", d->tokens_per_second);
     strbuf_printf(&text, ", first after %.0f ms, prompt %lld tokens (%lld cached)", d->ttft_ms,
                   (long long)d->prompt_tokens, (long long)d->cached_tokens);
+    struct engine_sparsity sparsity = sparsity_of(&d->sparsity);
     speculation_append_short(&text, &spec);
+    sparsity_append_short(&text, &sparsity);
     if (strcmp(d->finish_reason, "stop") != 0)
         strbuf_printf(&text, ", ended by: %.24s", d->finish_reason);
     print_note(&text);
     strbuf_clear(&text);
     speculation_append_long(&text, &spec, d->speculation.no_draft);
+    if (c->stats) print_note(&text);
+    strbuf_clear(&text);
+    sparsity_append_long(&text, &sparsity);
     if (c->stats) print_note(&text);
     strbuf_deinit(&text);
 }
@@ -480,7 +499,18 @@ static void set_conversation(struct client_settings *s) {
     client_set_text(s, "conversation", text, strlen(text));
 }
 
-static void make_settings(struct chat *c, const struct sampling_flags *f) {
+static void set_sparsity(struct client_settings *s, const struct sparsity_flags *f) {
+    if (f->selector) client_set_text(s, "sparse", f->selector, strlen(f->selector));
+    if (f->keep && f->s.keep == TARGET_CURVE) client_set_text(s, "keep", "curve", 5);
+    else if (f->keep) client_set_real(s, "keep", f->s.keep);
+    if (f->s.keep_blocks >= 0) client_set_int(s, "keep_blocks", f->s.keep_blocks);
+    if (f->s.min_blocks >= 0) client_set_int(s, "min_blocks", f->s.min_blocks);
+    if (f->s.window_blocks >= 0) client_set_int(s, "window_blocks", f->s.window_blocks);
+    if (f->s.reserve >= 0) client_set_real(s, "reserve", f->s.reserve);
+}
+
+static void make_settings(struct chat *c, const struct sampling_flags *f,
+                          const struct sparsity_flags *sparsity) {
     const struct verify_params *p = &f->params;
     struct client_settings *s = &c->settings;
     if (c->recompute_answers) client_set_bool(s, "conversation", false);
@@ -490,6 +520,7 @@ static void make_settings(struct chat *c, const struct sampling_flags *f) {
     else if (f->draft_tokens) client_set_text(s, "draft_tokens", "auto", 4);
     if (f->coupling) client_set_text(s, "coupling", f->coupling, strlen(f->coupling));
     if (!p->lookup) client_set_bool(s, "lookup", false);
+    set_sparsity(s, sparsity);
     client_set_real(s, "temperature", p->temperature);
     if (p->max_tokens > 0) client_set_int(s, "max_tokens", p->max_tokens);
     if (p->top_k > 0) client_set_int(s, "top_k", p->top_k);
@@ -544,7 +575,9 @@ int cmd_chat(int argc, char **argv) {
     static struct chat c; /* large, and lives as long as the process */
     static struct chat_flags f;
     struct sampling_flags s;
+    struct sparsity_flags sparsity;
     sampling_flags_init(&s);
+    sparsity_flags_init(&sparsity);
     const struct option table[] = {
         {OPTION_GROUP, "Server", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
         {OPTION_STRING, "socket", NULL, 0, &f.socket, "PATH", 0, 0, "Unix socket",
@@ -563,12 +596,14 @@ int cmd_chat(int argc, char **argv) {
          "mark accepted draft tokens: green on a terminal, \xe2\x80\xb9so\xe2\x80\xba elsewhere",
          NULL},
         {OPTION_FLAG, "stats", NULL, 0, &c.stats, NULL, 0, 0,
-         "say what speculation did; after one answer, what the server did and its pool holds",
+         "say what speculation and sparse reading did; after one answer, what the server did and "
+         "its pool holds",
          NULL},
         {OPTION_FLAG, "recompute-answers", NULL, 0, &c.recompute_answers, NULL, 0, 0,
          "compute earlier answers anew as prompts instead of reusing their cache", NULL},
         {OPTION_FLAG, "quiet", NULL, 'q', &c.quiet, NULL, 0, 0, "the answer alone", NULL},
         REQUEST_SPECULATION_FLAGS(&s),
+        SPARSITY_FLAGS(&sparsity, "the server's"),
         SAMPLING_FLAGS(&s),
         {0},
     };
@@ -584,11 +619,12 @@ int cmd_chat(int argc, char **argv) {
     };
     int rc = options_parse(&o, argc, argv);
     if (rc < 0) rc = sampling_flags_finish(&s, &o);
+    if (rc < 0) rc = sparsity_flags_finish(&sparsity, &o);
     if (rc < 0) rc = make_address(&c, &f, &o);
     if (rc >= 0) return rc;
 
     struct err e = {0};
-    make_settings(&c, &s);
+    make_settings(&c, &s, &sparsity);
     c.tty = c.marks.tty = isatty(STDOUT_FILENO);
     if (c.quiet) log_set_level(LOG_ERROR);
     set_system(&c, f.system);

@@ -10,6 +10,7 @@ enum { DEFAULT_MAX_DRAFT = 8, BLOCK = KVPOOL_BLOCK };
 void engine_flags_init(struct engine_flags *f) {
     memset(f, 0, sizeof *f);
     engine_options_default(&f->o);
+    sparsity_flags_init(&f->sparsity);
     f->o.device = "auto";
     f->precision = "fast";
     f->load_format = "auto";
@@ -55,7 +56,9 @@ int engine_flags_finish(struct engine_flags *f, const struct options *o) {
     if (f->o.dummy_type && !f->o.dummy_weights)
         return options_error(o, "--dummy-type belongs to --load-format dummy");
     int rc = finish_speculation(f, o);
+    if (rc < 0) rc = sparsity_flags_finish(&f->sparsity, o);
     if (rc >= 0) return rc;
+    f->o.sparse = f->sparsity.s;
     if (f->quiet) log_set_level(LOG_ERROR);
     return -1;
 }

@@ -4,6 +4,7 @@
 /* The options that every subcommand with an engine shares: rows for its option table. */
 
 #include "cmd/options.h"
+#include "cmd/sparsity.h"
 #include "engine/engine.h"
 
 struct engine_flags {
@@ -12,6 +13,7 @@ struct engine_flags {
     const char *load_format;               /* "auto", "dummy" */
     const char *draft_tokens, *coupling;   /* as typed, NULL: not */
     enum verify_coupling default_coupling; /* of requests that name none */
+    struct sparsity_flags sparsity;
     bool quiet;
 };
 
@@ -42,6 +44,9 @@ struct engine_flags {
      "propose what followed the newest tokens earlier in prompt or answer (--no-lookup)", "on"},   \
     {OPTION_STRING, "coupling", NULL, 0, &(f)->coupling, "NAME", 0, 0,                             \
      "where chance decides: lossless keeps its law, gumbel the very text of a seed", "lossless"},  \
+    SPARSITY_FLAGS(&(f)->sparsity, "off"),                                                         \
+    {OPTION_INT, "select-layer", NULL, 0, &(f)->o.select_layer, "N", 0, 1024,                      \
+     "first of the deep layers", "3/16 of all"},                                                   \
     {OPTION_GROUP, "Machine", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                              \
     {OPTION_INT, "threads", NULL, 't', &(f)->o.n_threads, "N", 0, 256, "threads of a step",        \
      "all cores that the process may use"},                                                        \

@@ -26,7 +26,7 @@ enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 static int help(FILE *to) {
     fprintf(to, "Usage: tandem COMMAND [options]\n\n"
                 "A small serving engine for language models. This version runs on the CPU,\n"
-                "with speculation; CUDA and sparse attention are the next steps.\n\nCommands:\n");
+                "with speculation and sparse reading; CUDA is the next step.\n\nCommands:\n");
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].about);
     fprintf(to, "\n'tandem COMMAND --help' tells the rest. Data goes to stdout, talk to stderr.\n");

@@ -13,6 +13,7 @@
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/sampling_flags.h"
+#include "cmd/sparsity.h"
 #include "cmd/speculation.h"
 #include "cmd/text.h"
 
@@ -56,6 +57,7 @@ static void print_summary(const struct engine_progress *p, bool stats) {
              prompt_s * 1e3);
     struct strbuf more = {0};
     speculation_append_short(&more, &p->speculation);
+    sparsity_append_short(&more, &p->sparsity);
     if (p->n_tokens > 1 && decode_s > 0)
         log_info("%d tokens, %.1f tokens/s (%.2f ms each)%s, finish: %s, seed %llu", p->n_tokens,
                  (p->n_tokens - 1) / decode_s, decode_s * 1e3 / (p->n_tokens - 1),
@@ -64,6 +66,9 @@ static void print_summary(const struct engine_progress *p, bool stats) {
     strbuf_clear(&more);
     speculation_append_long(&more, &p->speculation, engine_no_draft_name(p->no_draft));
     /* Asked for by name: --quiet does not take it away. */
+    if (stats && more.n) fprintf(stderr, "# %s\n", more.data);
+    strbuf_clear(&more);
+    sparsity_append_long(&more, &p->sparsity);
     if (stats && more.n) fprintf(stderr, "# %s\n", more.data);
     strbuf_deinit(&more);
 }

@@ -84,6 +84,13 @@ struct client_speculation {
  */
 void client_read_speculation(struct client_speculation *out, const msgpack_object *map);
 
+/* What sparse reading did for one answer. */
+struct client_sparsity {
+    char selector[24]; /* "" where the server says nothing of it */
+    int64_t selections, blocks, kept;
+    int64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
+};
+
 /* How a stream ended. */
 struct client_done {
     char finish_reason[24]; /* "stop", "length", "cancelled", "error", "aborted" */
@@ -93,6 +100,7 @@ struct client_done {
     uint64_t seed;
     int n_notifications;
     struct client_speculation speculation;
+    struct client_sparsity sparsity;
 };
 
 /* Ask and read the whole stream. A stream that was cancelled or failed is no error here: see

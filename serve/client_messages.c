@@ -49,6 +49,17 @@ void client_read_speculation(struct client_speculation *out, const msgpack_objec
     take_text(rpc_get(map, "no_draft"), out->no_draft, sizeof out->no_draft);
 }
 
+static void take_sparsity(struct client_sparsity *out, const msgpack_object *map) {
+    if (!map || map->type != MSGPACK_OBJECT_MAP) return;
+    take_text(rpc_get(map, "selector"), out->selector, sizeof out->selector);
+    take_int(map, "selections", &out->selections);
+    take_int(map, "blocks", &out->blocks);
+    take_int(map, "kept", &out->kept);
+    take_int(map, "kv_shallow_bytes", &out->kv_shallow_bytes);
+    take_int(map, "kv_deep_bytes", &out->kv_deep_bytes);
+    take_int(map, "kv_dense_bytes", &out->kv_dense_bytes);
+}
+
 void client__take_done(struct client_done *d, const msgpack_object *map) {
     const msgpack_object *usage = rpc_get(map, "usage"), *timings = rpc_get(map, "timings");
     const msgpack_object *error = rpc_get(map, "error"), *seed = rpc_get(map, "seed");
@@ -65,6 +76,7 @@ void client__take_done(struct client_done *d, const msgpack_object *map) {
     client__take_real(timings, "tokens_per_second", &d->tokens_per_second);
     if (seed) rpc_u64(seed, &d->seed);
     client_read_speculation(&d->speculation, rpc_get(map, "speculation"));
+    take_sparsity(&d->sparsity, rpc_get(map, "sparsity"));
 }
 
 static uint32_t array_size(const msgpack_object *o) {

@@ -69,7 +69,9 @@ static void pack_speculation_defaults(const struct server *s, msgpack_packer *pk
     pack_pair_str(pk, "coupling", verify_coupling_name(s->options.coupling));
 }
 
-enum { N_MODEL = 7 };
+static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk);
+
+enum { N_MODEL = 8 };
 static void pack_model(struct server *s, msgpack_packer *pk) {
     const struct chat_family *chat = engine_chat(s->engine);
     msgpack_pack_map(pk, N_MODEL);
@@ -85,6 +87,8 @@ static void pack_model(struct server *s, msgpack_packer *pk) {
     pack_draft(engine_draft_config(s->engine), pk);
     rpc_pack_str(pk, "speculation");
     pack_speculation_defaults(s, pk);
+    rpc_pack_str(pk, "sparsity");
+    pack_sparsity_defaults(s, pk);
 }
 
 void describe__hello(struct connection *c, msgpack_packer *pk) {
@@ -147,6 +151,50 @@ void describe__speculation(const struct engine_speculation *s, enum engine_no_dr
     if (no_draft != ENGINE_DRAFT_OK) pack_pair_str(pk, "no_draft", engine_no_draft_name(no_draft));
 }
 
+/* ---- sparsity ---- */
+
+static void pack_keep(msgpack_packer *pk, const struct target_settings *s) {
+    rpc_pack_str(pk, "keep");
+    if (s->keep_blocks > 0) msgpack_pack_nil(pk);
+    else if (s->keep == TARGET_CURVE) rpc_pack_str(pk, "curve");
+    else rpc_pack_real(pk, s->keep);
+    rpc_pack_str(pk, "keep_blocks");
+    if (s->keep_blocks > 0) msgpack_pack_int(pk, s->keep_blocks);
+    else msgpack_pack_nil(pk);
+}
+
+void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
+    bool off = s->settings.selector == TARGET_OFF;
+    msgpack_pack_map(pk, off ? 1 : 9);
+    pack_pair_str(pk, "selector", target_selector_name(s->settings.selector));
+    if (off) return;
+    pack_keep(pk, &s->settings);
+    pack_pair_int(pk, "selections", s->n_selections);
+    pack_pair_int(pk, "blocks", s->n_blocks);
+    pack_pair_int(pk, "kept", s->n_kept);
+    pack_pair_u64(pk, "kv_shallow_bytes", s->kv_shallow_bytes);
+    pack_pair_u64(pk, "kv_deep_bytes", s->kv_deep_bytes);
+    pack_pair_u64(pk, "kv_dense_bytes", s->kv_dense_bytes);
+}
+
+/* What a request gets that names nothing of it; nil where the server was not told. */
+static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
+    const struct engine_options *o = s->options.engine;
+    struct target_settings none, all;
+    if (!o) {
+        msgpack_pack_nil(pk);
+        return;
+    }
+    target_settings_unset(&none);
+    all = target_settings_resolve(&o->sparse, &none);
+    msgpack_pack_map(pk, 6);
+    pack_pair_str(pk, "selector", target_selector_name(all.selector));
+    pack_keep(pk, &all);
+    pack_pair_int(pk, "min_blocks", all.min_blocks);
+    pack_pair_int(pk, "window_blocks", all.window_blocks);
+    pack_pair_real(pk, "reserve", all.reserve);
+}
+
 /* ---- stats ---- */
 
 static void pack_histogram(msgpack_packer *pk, const char *name, const struct engine_histogram *h) {
@@ -199,7 +247,7 @@ static void pack_pool(msgpack_packer *pk, const struct kvpool_stats *p) {
 void describe__stats(struct server *s, msgpack_packer *pk) {
     struct engine_stats st;
     engine_get_stats(s->engine, &st);
-    msgpack_pack_map(pk, 24);
+    msgpack_pack_map(pk, 27);
     pack_pair_int(pk, "running", st.n_running);
     pack_pair_int(pk, "waiting", st.n_waiting);
     pack_pair_int(pk, "paused", st.n_paused);
@@ -214,6 +262,14 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "steps", st.n_steps);
     pack_pair_u64(pk, "rows", st.n_rows);
     pack_pair_u64(pk, "kv_bytes_read", st.kv_bytes_read);
+    pack_pair_u64(pk, "kv_shallow_bytes_read", st.kv_shallow_bytes_read);
+    pack_pair_u64(pk, "kv_deep_bytes_read", st.kv_deep_bytes_read);
+    rpc_pack_str(pk, "sparsity");
+    msgpack_pack_map(pk, 4);
+    pack_pair_u64(pk, "requests", st.n_sparse_requests);
+    pack_pair_u64(pk, "selections", st.n_selections);
+    pack_pair_u64(pk, "blocks", st.n_blocks_selected);
+    pack_pair_u64(pk, "kept", st.n_blocks_kept);
     pack_pair_real(pk, "step_seconds", st.step_seconds);
     pack_pair_real(pk, "overhead_seconds", st.overhead_seconds);
     rpc_pack_str(pk, "speculation");

@@ -139,6 +139,22 @@ static void speculation(struct strbuf *b, const char *m, const struct engine_sta
         "Time in the target's passes that verified.", (double)s->verify_ns / 1e9);
 }
 
+static void sparsity(struct strbuf *b, const char *m, const struct engine_stats *st) {
+    one(b, m, "tandem_kv_read_shallow_bytes_total", "counter",
+        "Of the KV bytes read, those of shallow layers.", (double)st->kv_shallow_bytes_read);
+    one(b, m, "tandem_kv_read_deep_bytes_total", "counter",
+        "Of the KV bytes read, those of deep layers, which read selected blocks.",
+        (double)st->kv_deep_bytes_read);
+    one(b, m, "tandem_sparse_requests_total", "counter",
+        "Requests whose deep layers left blocks out.", (double)st->n_sparse_requests);
+    one(b, m, "tandem_sparse_selections_total", "counter", "Lists of blocks made.",
+        (double)st->n_selections);
+    one(b, m, "tandem_sparse_blocks_total", "counter", "Blocks that selections chose from.",
+        (double)st->n_blocks_selected);
+    one(b, m, "tandem_sparse_kept_blocks_total", "counter", "Of these, kept.",
+        (double)st->n_blocks_kept);
+}
+
 void metrics__text(struct server *s, struct strbuf *b) {
     struct engine_stats st;
     const char *m = engine_model_name(s->engine);
@@ -175,6 +191,7 @@ void metrics__text(struct server *s, struct strbuf *b) {
     speculation(b, m, &st);
     one(b, m, "tandem_kv_read_bytes_total", "counter", "KV bytes that attention read.",
         (double)st.kv_bytes_read);
+    sparsity(b, m, &st);
     one(b, m, "tandem_resident_bytes", "gauge", "Resident memory of the process.",
         (double)st.resident_bytes);
     one(b, m, "tandem_uptime_seconds", "gauge", "Since the engine opened.", st.uptime_seconds);

@@ -9,6 +9,7 @@
 void params__defaults(struct request_options *o) {
     memset(o, 0, sizeof *o);
     verify_params_default(&o->verify);
+    target_settings_unset(&o->sparse);
     o->stream = true;
     o->prefix_cache = true;
     o->skip_special_tokens = true;
@@ -40,6 +41,12 @@ void params__defaults(struct request_options *o) {
         {"coupling", PARAM_COUPLING, AT(verify.coupling), 0, 0, false},                            \
         {"draft_model", PARAM_BOOL, AT(verify.draft_model), 0, 0, false},                          \
         {"lookup", PARAM_BOOL, AT(verify.lookup), 0, 0, false},                                    \
+        {"sparse", PARAM_SPARSE, AT(sparse.selector), 0, 0, false},                                \
+        {"keep", PARAM_KEEP, AT(sparse.keep), 0, 1, true},                                         \
+        {"keep_blocks", PARAM_INT, AT(sparse.keep_blocks), 0, TARGET_MOST_BLOCKS, false},          \
+        {"min_blocks", PARAM_INT, AT(sparse.min_blocks), 1, TARGET_MOST_BLOCKS, false},            \
+        {"window_blocks", PARAM_INT, AT(sparse.window_blocks), 1, TARGET_MOST_BLOCKS, false},      \
+        {"reserve", PARAM_REAL, AT(sparse.reserve), 0, 1, false},                                  \
         {"drafted", PARAM_BOOL, AT(drafted), 0, 0, false},                                         \
         {"conversation", PARAM_CONVERSATION, AT(conversation), 0, 0, false}, {                     \
         "n", PARAM_ONE, 0, 0, 0, false                                                             \
@@ -157,6 +164,35 @@ static int read_draft_tokens(const struct param *t, const msgpack_object *v, int
     return 0;
 }
 
+/* A selector's name, or false. */
+static int read_sparse(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
+    const char *s;
+    size_t n;
+    if (v->type == MSGPACK_OBJECT_BOOLEAN && !v->via.boolean) {
+        *out = TARGET_OFF;
+        return 0;
+    }
+    if (!rpc_text(v, &s, &n))
+        return err_raise(e, E_INVALID, "%s must be a str or false, not %s", t->name,
+                         rpc_type_name(v));
+    return target_selector_parse(out, s, n, e);
+}
+
+/* "curve" or a number. */
+static int read_keep(const struct param *t, const msgpack_object *v, double *out, struct err *e) {
+    double x;
+    if (rpc_text_is(v, "curve")) {
+        *out = TARGET_CURVE;
+        return 0;
+    }
+    if (!rpc_real(v, &x))
+        return err_raise(e, E_INVALID, "%s must be \"curve\" or a number in (0, 1]", t->name);
+    if (!(x > t->lo && x <= t->hi))
+        return err_raise(e, E_RANGE, "%s is %.15g, allowed is \"curve\" or (0, 1]", t->name, x);
+    *out = x;
+    return 0;
+}
+
 static int read_value(const struct param *t, void *out, const msgpack_object *v, uint64_t salt_seed,
                       struct err *e) {
     char *field = (char *)out + t->offset;
@@ -201,6 +237,10 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_conversation(out, v, salt_seed, e);
     case PARAM_DRAFT_TOKENS:
         return read_draft_tokens(t, v, (int *)field, e);
+    case PARAM_SPARSE:
+        return read_sparse(t, v, (int *)field, e);
+    case PARAM_KEEP:
+        return read_keep(t, v, (double *)field, e);
     case PARAM_COUPLING: {
         const char *s;
         size_t n;

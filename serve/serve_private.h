@@ -203,6 +203,7 @@ void prompt__forget(struct connection *c);
 /* params.c: what the options map of generate and chat may hold. */
 struct request_options {
     struct verify_params verify;
+    struct target_settings sparse;
     bool stream, prefix_cache, skip_special_tokens;
     bool add_special, parse_special; /* generate */
     bool add_generation_prompt;      /* chat */
@@ -223,6 +224,8 @@ enum param_kind {
     PARAM_CONVERSATION,
     PARAM_DRAFT_TOKENS,
     PARAM_COUPLING,
+    PARAM_SPARSE,
+    PARAM_KEEP,
     PARAM_LOGPROBS,
     PARAM_ONE,
     PARAM_TEXT
@@ -260,6 +263,8 @@ void describe__stats(struct server *s, msgpack_packer *pk);
 void describe__memory(struct server *s, msgpack_packer *pk);
 void describe__models(struct server *s, msgpack_packer *pk);
 void describe__plan(const struct plan *p, msgpack_packer *pk);
+/* A map of what sparse reading did for one request. */
+void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk);
 /* A map of what speculation did, of one request or of all; no_draft: see engine.h. */
 void describe__speculation(const struct engine_speculation *s, enum engine_no_draft no_draft,
                            msgpack_packer *pk);

@@ -100,6 +100,7 @@ void stream__start(struct connection *c, uint32_t msgid, const struct request_op
     st->unsent.limit = UNSENT_LIMIT;
     struct engine_submit_options so = {
         .params = o->verify,
+        .sparse = &o->sparse,
         .prompt = prompt,
         .n_prompt = n_prompt,
         .salt = o->salt,
@@ -224,9 +225,9 @@ static double ms_between(int64_t from_ns, int64_t to_ns) {
     return from_ns > 0 && to_ns >= from_ns ? (double)(to_ns - from_ns) / 1e6 : 0;
 }
 
-/* finish_reason, stop_reason, usage, timings, seed, speculation: the N_END pairs that end a
- * request. */
-enum { N_END = 6 };
+/* finish_reason, stop_reason, usage, timings, seed, speculation, sparsity: the N_END pairs
+ * that end a request. */
+enum { N_END = 7 };
 static void pack_end(msgpack_packer *pk, const struct stream *st, const struct engine_progress *p) {
     rpc_pack_str(pk, "finish_reason");
     rpc_pack_str(pk, st->aborted ? "aborted" : engine_finish_name(p->finish));
@@ -266,6 +267,8 @@ static void pack_end(msgpack_packer *pk, const struct stream *st, const struct e
     msgpack_pack_uint64(pk, p->seed);
     rpc_pack_str(pk, "speculation");
     describe__speculation(&p->speculation, p->no_draft, pk);
+    rpc_pack_str(pk, "sparsity");
+    describe__sparsity(&p->sparsity, pk);
 }
 
 static void send_done(struct stream *st, const struct engine_progress *p) {

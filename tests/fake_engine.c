@@ -25,6 +25,7 @@ struct engine_request {
     uint8_t *drafted;
     struct engine_speculation spec;
     enum engine_no_draft no_draft;
+    struct engine_sparsity sparsity;
 };
 
 /* The last request of a conversation. */
@@ -128,8 +129,9 @@ int chat_render(const struct chat_family *f, const struct tokenizer *t,
 static const struct tokenizer *const chat_mark = &the_tokenizer; /* any address */
 void engine_options_default(struct engine_options *o) {
     memset(o, 0, sizeof *o);
-    o->draft_tokens = -1;
+    o->draft_tokens = o->select_layer = -1;
     o->lookup = true;
+    target_settings_unset(&o->sparse);
 }
 const struct model_config *engine_draft_config(const struct engine *g) {
     static const struct model_config draft = {
@@ -213,10 +215,25 @@ static void remember(struct engine *g, const struct engine_request *r) {
     memcpy(t->ids + n_prompt, r->tokens, (size_t)r->n_tokens * sizeof *t->ids);
 }
 
+/* As if each token of the prompt were a block. */
+static void select_blocks(const struct engine_submit_options *o, struct engine_sparsity *out) {
+    struct target_settings none;
+    target_settings_unset(&none);
+    out->settings = target_settings_resolve(&none, o->sparse);
+    if (out->settings.selector == TARGET_OFF) return;
+    out->n_selections = 1;
+    out->n_blocks = o->n_prompt;
+    out->n_kept = target_n_kept(&out->settings, o->n_prompt * TARGET_BLOCK);
+    out->kv_shallow_bytes = 1000;
+    out->kv_deep_bytes = 500;
+    out->kv_dense_bytes = 3000;
+}
+
 int engine_submit(struct engine *g, const struct engine_submit_options *o,
                   struct engine_request **out, struct err *e) {
     int rc = engine_failed(g, e);
     if (!rc) rc = verify_params_check(&o->params, e);
+    if (!rc && o->sparse) rc = target_settings_check(o->sparse, e);
     if (rc != 0) return rc;
     if (atomic_load(&g->draining)) return err_raise(e, E_CLOSED, "draining");
     int room = CONTEXT - o->n_prompt;
@@ -232,6 +249,7 @@ int engine_submit(struct engine *g, const struct engine_submit_options *o,
     r->tokens = malloc((size_t)r->max_tokens * sizeof *r->tokens);
     r->drafted = calloc((size_t)r->max_tokens, 1);
     if (o->params.draft_tokens == 0) r->no_draft = ENGINE_DRAFT_OFF;
+    if (o->sparse) select_blocks(o, &r->sparsity);
     if (o->prompt[0] == 5) r->no_draft = ENGINE_DRAFT_MEMORY;
     if (o->params.logprobs >= 0) r->logprobs = calloc((size_t)r->max_tokens, sizeof *r->logprobs);
     r->stop_idx = -1;
@@ -274,6 +292,7 @@ void engine_poll(const struct engine_request *r, struct engine_progress *out) {
         .finished_ns = r->finished_ns,
     };
     if (r->finish) out->speculation = r->spec;
+    if (r->finish) out->sparsity = r->sparsity;
     pthread_mutex_unlock(&g->mutex);
 }
 

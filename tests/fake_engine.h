@@ -12,7 +12,10 @@
  * many and one; 0: a step is one token. A prompt that begins with byte 0x05 has no draft for want
  * of memory. One that begins with byte 0x06 loses the device after some tokens: it and all others
  * fail. A request of a conversation (and salt) finds the prompt and answer of its last one
- * cached. */
+ * cached.
+ *
+ * Sparse reading keeps what target/ says of a prompt whose every token is a block; its bytes are
+ * made up. */
 
 #include "engine/engine.h"
 

@@ -492,6 +492,16 @@ static void test_client_chat_command(void) {
     const char *const many[] = {"--draft-tokens", "17", "hi", NULL};
     assert_int_equal(run_chat(many, NULL, &out, &err), 2);
     assert_non_null(strstr(err.data, "--draft-tokens: 17 is not in 0..16 (or auto)\n"));
+    const char *const sparse[] = {"--socket",      s.socket, "--stats",  "--sparse", "observed",
+                                  "--keep-blocks", "4",      "abcdefgh", NULL};
+    assert_int_equal(run_chat(sparse, NULL, &out, &err), 0);
+    assert_non_null(strstr(err.data, ", 4 of 9 blocks read (observed)"));
+    assert_non_null(strstr(err.data, "# sparsity: observed kept 4 of the prompt's 9 blocks; KV "
+                                     "read: shallow layers some, deep layers some, 50 % of "
+                                     "dense's some\n"));
+    const char *const keep[] = {"--keep", "2", "hi", NULL};
+    assert_int_equal(run_chat(keep, NULL, &out, &err), 2);
+    assert_non_null(strstr(err.data, "--keep: '2' is neither curve nor a share above 0, up to 1"));
     const char *const tree[] = {"--coupling", "tree", "hi", NULL};
     assert_int_equal(run_chat(tree, NULL, &out, &err), 2);
     assert_non_null(strstr(err.data, "--coupling: 'tree' is neither lossless nor gumbel\n"));

@@ -9,8 +9,14 @@
 #include <unistd.h>
 
 #include "cmd/engine_flags.h"
+#include "cmd/text.h"
 
 enum { MAX_WORDS = 16 };
+
+/* cmd/text.c wants a model's tokenizer. */
+const char *cmd_bytes(double bytes) {
+    return (void)bytes, "";
+}
 
 /* `line` cut at blanks. -1: fine; else the exit code, with stderr in `said` (and stdout of --help).
  */
@@ -75,6 +81,39 @@ static void test_flags_draft(void) {
     assert_int_equal(f.o.max_draft_tokens, 8);
     assert_true(f.o.lookup);
     assert_int_equal(f.default_coupling, VERIFY_LOSSLESS);
+}
+
+static void test_flags_sparse(void) {
+    struct engine_flags f;
+    char said[2000];
+    taken(&f, "-m t");
+    assert_int_equal(f.o.sparse.selector, TARGET_UNSET);
+    assert_int_equal(f.o.sparse.keep_blocks, TARGET_UNSET);
+    assert_true(f.o.sparse.reserve == TARGET_UNSET);
+    assert_int_equal(f.o.select_layer, -1);
+    taken(&f, "-m t --sparse observed --keep-blocks 32 --window-blocks 2 --reserve 0");
+    assert_int_equal(f.o.sparse.selector, TARGET_OBSERVED);
+    assert_int_equal(f.o.sparse.keep_blocks, 32);
+    assert_int_equal(f.o.sparse.window_blocks, 2);
+    assert_int_equal(f.o.sparse.min_blocks, TARGET_UNSET);
+    assert_true(f.o.sparse.reserve == 0);
+    taken(&f, "-m t --sparse random --keep 0.1 --min-blocks 4 --select-layer 12");
+    assert_true(f.o.sparse.keep == 0.1);
+    assert_int_equal(f.o.sparse.min_blocks, 4);
+    assert_int_equal(f.o.select_layer, 12);
+    taken(&f, "-m t --keep curve");
+    assert_true(f.o.sparse.keep == TARGET_CURVE);
+    static const char *const bad[][2] = {
+        {"-m t --sparse some", "--sparse: 'some' is not one of off, all, observed"},
+        {"-m t --keep 0", "--keep: '0' is neither curve nor a share above 0"},
+        {"-m t --keep 0.5 --keep-blocks 3", "--keep and --keep-blocks exclude each other"},
+        {"-m t --min-blocks 0", "--min-blocks"},
+        {"-m t --reserve 1.5", "--reserve"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(parse(&f, bad[i][0], said, sizeof said), 2);
+        assert_non_null(strstr(said, bad[i][1]));
+    }
 }
 
 static void test_flags_numbers(void) {
@@ -154,6 +193,7 @@ static void test_flags_help(void) {
 }
 
 const struct test tests[] = {
+    {"flags_sparse", TEST_QUICK, 5000, test_flags_sparse},
     {"flags_draft", TEST_QUICK, 2000, test_flags_draft},
     {"flags_numbers", TEST_QUICK, 2000, test_flags_numbers},
     {"flags_refused", TEST_QUICK, 2000, test_flags_refused},

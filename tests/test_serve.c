@@ -44,7 +44,9 @@ static void test_serve_describes_itself(void) {
         "\"chat_template\"=>\"fake\", \"tokenizer\"=>{\"fingerprint\"=>\"0123456789abcdef\", "
         "\"n_tokens\"=>258}, \"draft\"=>{\"name\"=>\"fake draft\", \"architecture\"=>\"llama\", "
         "\"layers\"=>2, \"context\"=>2048}, \"speculation\"=>{\"draft_tokens\"=>\"auto\", "
-        "\"max_draft_tokens\"=>8, \"lookup\"=>true, \"coupling\"=>\"lossless\"}}, "
+        "\"max_draft_tokens\"=>8, \"lookup\"=>true, \"coupling\"=>\"lossless\"}, "
+        "\"sparsity\"=>{\"selector\"=>\"off\", \"keep\"=>\"curve\", \"keep_blocks\"=>nil, "
+        "\"min_blocks\"=>32, \"window_blocks\"=>3, \"reserve\"=>0.010000}}, "
         "\"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
         "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20, "
         "\"draft_tokens\"=>16}}]");
@@ -110,17 +112,18 @@ static void test_serve_unary(void) {
         &p, "[0,1,'generate',['ab',{'max_tokens':5,'stream':false,'seed':18446744073709551615}]]");
     peer_expect(&p, "[1, 1, nil, {\"text\"=>\"ababa\", \"tokens\"=>[97, 98, 97, 98, 97], "
                     "\"finish_reason\"=>\"length\", \"stop_reason\"=>nil, \"usage\"=>{%}, "
-                    "\"timings\"=>{%}, \"seed\"=>18446744073709551615, \"speculation\"=>{%}}]");
+                    "\"timings\"=>{%}, \"seed\"=>18446744073709551615, \"speculation\"=>{%}, "
+                    "\"sparsity\"=>{\"selector\"=>\"off\"}}]");
     peer_send(&p, "[0,2,'generate',[[104,105],{'max_tokens':3.0,'stream':false,'logprobs':1}]]");
     peer_expect(&p, "[1, 2, nil, {\"text\"=>\"hih\", \"tokens\"=>[104, 105, 104], \"logprobs\"=>["
                     "{\"logprob\"=>-0.500000, \"top\"=>[[104, -0.500000]]}, "
                     "{\"logprob\"=>-0.500000, \"top\"=>[[105, -0.500000]]}, "
                     "{\"logprob\"=>-0.500000, \"top\"=>[[104, -0.500000]]}], \"finish_reason\"=>%, "
                     "\"stop_reason\"=>nil, \"usage\"=>{%}, \"timings\"=>{%}, \"seed\"=>99, "
-                    "\"speculation\"=>{%}}]");
+                    "\"speculation\"=>{%}, \"sparsity\"=>{%}}]");
     peer_send(&p, "[0,3,'chat',[[{'role':'user','content':'hi!'}],{'stream':false}]]");
     peer_expect(&p, "[1, 3, nil, {\"text\"=>\"hi!\", \"tokens\"=>[104, 105, 33, 256], "
-                    "\"finish_reason\"=>\"stop\", %}, %}, %}]");
+                    "\"finish_reason\"=>\"stop\", %}, %}, %}, %}]");
     stop(&s, &p);
 }
 
@@ -588,7 +591,7 @@ static void test_serve_random_bytes(void) {
         "[0,7,'cancel',[1]] [0,8,'plan',[{'context':100}]] [0,9,'memory',[]] [1,2,nil,5]",
         "[0,10,'generate',[[1,2,3],{'logprobs':2,'min_p':0.1,'cache_salt':'s'}]] "
         "[0,11,'generate',['h\xc3\xa9',{'draft_tokens':3,'coupling':'gumbel','lookup':false,"
-        "'drafted':true,'conversation':'c'}]] "
+        "'drafted':true,'conversation':'c','sparse':'observed','keep_blocks':3}]] "
         "[0,11,'cancel',[1]]",
     };
     enum { N_SEEDS = sizeof seeds / sizeof *seeds, N_RUNS = 600 };

@@ -40,6 +40,18 @@ static void test_serve_speculation_refusals(void) {
          "coupling"},
         {"'coupling':''", "coupling is \"\", allowed is \"lossless\" or \"gumbel\"", "coupling"},
         {"'coupling':1", "coupling must be \"lossless\" or \"gumbel\", not an integer", "coupling"},
+        {"'sparse':'observe'",
+         "sparse is \"observe\", allowed is \"off\", \"all\", \"observed\", \"recent\" or "
+         "\"random\"",
+         "sparse"},
+        {"'sparse':true", "sparse must be a str or false, not a boolean", "sparse"},
+        {"'keep':0", "keep is 0, allowed is \"curve\" or (0, 1]", "keep"},
+        {"'keep':1.01", "keep is 1.01, allowed is \"curve\" or (0, 1]", "keep"},
+        {"'keep':'most'", "keep must be \"curve\" or a number in (0, 1]", "keep"},
+        {"'keep_blocks':-1", "keep_blocks is -1, allowed is [0, 1048576]", "keep_blocks"},
+        {"'min_blocks':0", "min_blocks is 0, allowed is [1, 1048576]", "min_blocks"},
+        {"'window_blocks':1.5", "window_blocks must be an integer, not 1.5", "window_blocks"},
+        {"'reserve':2", "reserve is 2, allowed is [0, 1]", "reserve"},
         {"'lookup':1", "lookup must be true or false, not an integer", "lookup"},
         {"'draft_model':'no'", "draft_model must be true or false, not a str", "draft_model"},
         {"'drafted':'yes'", "drafted must be true or false, not a str", "drafted"},
@@ -75,6 +87,33 @@ static void test_serve_speculation_refusals(void) {
               "draft_model':false,"
               "'draft_tokens':'auto','coupling':'gumbel','conversation':18446744073709551615}]]");
     peer_expect(&p, "[1, 92, nil, {\"text\"=>\"hi!\", %}]");
+    peer_send(&p, "[0,93,'generate',['x',{'keep':0.5,'keep_blocks':3}]]");
+    peer_expect(&p, "[1, 93, [4, \"keep and keep_blocks 3: one of them decides, not both\", {%}], "
+                    "nil]");
+    stop(&s, &p);
+}
+
+/* What a request says of sparse reading, and what `done` tells. */
+static void test_serve_sparsity(void) {
+    struct spawned s;
+    struct peer p;
+    start(&s, &p, 0, 1);
+    peer_send(&p, "[0,1,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
+                  "'observed','keep_blocks':5,'window_blocks':2}]]");
+    peer_expect(&p, "[1, 1, nil, {%\"sparsity\"=>{\"selector\"=>\"observed\", \"keep\"=>nil, "
+                    "\"keep_blocks\"=>5, \"selections\"=>1, \"blocks\"=>12, \"kept\"=>5, "
+                    "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
+                    "\"kv_dense_bytes\"=>3000}}]");
+    peer_send(&p, "[0,2,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
+                  "'random','keep':0.25,'min_blocks':1}]]");
+    peer_expect(&p, "[1, 2, nil, {%\"sparsity\"=>{\"selector\"=>\"random\", "
+                    "\"keep\"=>0.250000, \"keep_blocks\"=>nil, \"selections\"=>1, "
+                    "\"blocks\"=>12, \"kept\"=>4, %}}]");
+    peer_send(&p, "[0,3,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':'recent'}]]");
+    peer_expect(&p, "[1, 3, nil, {%\"sparsity\"=>{\"selector\"=>\"recent\", "
+                    "\"keep\"=>\"curve\", %\"kept\"=>2, %}}]");
+    peer_send(&p, "[0,4,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':false}]]");
+    peer_expect(&p, "[1, 4, nil, {%\"sparsity\"=>{\"selector\"=>\"off\"}}]");
     stop(&s, &p);
 }
 
@@ -108,19 +147,19 @@ static void test_serve_speculation_done(void) {
                     "\"tokens_per_round\"=>nil, \"drafted_by_position\"=>[], "
                     "\"accepted_by_position\"=>[], \"lookup_drafted\"=>0, \"lookup_accepted\"=>0, "
                     "\"draft_ms\"=>0.000000, \"verify_ms\"=>0.000000, \"page_rollbacks\"=>0, "
-                    "\"no_draft\"=>\"off\"}}]");
+                    "\"no_draft\"=>\"off\"}, %}]");
     /* a number cuts the round; what begins with no letter is by lookup; arrays end at the last
      * place that was filled */
     peer_send(&p, "[0,3,'generate',['12',{'max_tokens':4,'stream':false,'draft_tokens':1}]]");
     peer_expect(&p, "[1, 3, nil, {%\"speculation\"=>{\"rounds\"=>2, \"plain_rounds\"=>0, "
                     "\"drafted\"=>3, \"accepted\"=>2, %\"drafted_by_position\"=>[2, 1], "
                     "\"accepted_by_position\"=>[2, 0], \"lookup_drafted\"=>3, "
-                    "\"lookup_accepted\"=>2, %}}]");
+                    "\"lookup_accepted\"=>2, %}, %}]");
     peer_send(&p, "[0,4,'generate',['12',{'max_tokens':4,'stream':false,'lookup':false}]]");
-    peer_expect(&p, "[1, 4, nil, {%\"lookup_drafted\"=>0, \"lookup_accepted\"=>0, %}}]");
+    peer_expect(&p, "[1, 4, nil, {%\"lookup_drafted\"=>0, \"lookup_accepted\"=>0, %}, %}]");
     /* no memory for its draft: it answers all the same and says so */
     peer_send(&p, "[0,5,'generate',[[5,104],{'max_tokens':2,'stream':false}]]");
-    peer_expect(&p, "[1, 5, nil, {\"text\"=>%\"no_draft\"=>\"draft memory short\"}}]");
+    peer_expect(&p, "[1, 5, nil, {\"text\"=>%\"no_draft\"=>\"draft memory short\"}, %}]");
     peer_send(&p, "[0,6,'stats',[]]");
     assert_true(peer_recv(&p, &o));
     const msgpack_object *all = &o.via.array.ptr[3];
@@ -239,7 +278,7 @@ static void test_serve_coupling_default(void) {
     peer_open(&p, &s);
     peer_send(&p, "[0,1,'models',[]]");
     peer_expect(&p, "[1, 1, nil, [{%\"draft\"=>{\"name\"=>\"fake draft\", %}, \"speculation\"=>{%"
-                    "\"coupling\"=>\"gumbel\"}}]]");
+                    "\"coupling\"=>\"gumbel\"}, %}]]");
     stop(&s, &p);
 }
 
@@ -248,6 +287,7 @@ const struct test tests[] = {
     {"serve_speculation_done", TEST_QUICK, 10000, test_serve_speculation_done},
     {"serve_speculation_drafted", TEST_QUICK, 10000, test_serve_speculation_drafted},
     {"serve_conversations", TEST_QUICK, 10000, test_serve_conversations},
+    {"serve_sparsity", TEST_QUICK, 10000, test_serve_sparsity},
     {"serve_coupling_default", TEST_QUICK, 10000, test_serve_coupling_default},
     {0},
 };

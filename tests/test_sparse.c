@@ -317,7 +317,7 @@ static void make_long(const struct bed *b, int i, struct bed_record *r,
                       struct engine_submit_options *s) {
     r->n_prompt = 270 + i * 41 % 130;
     tiny_prompt(77 + (uint64_t)i, r->prompt, r->n_prompt);
-    for (int k = 40; i % 3 == 0 && k < r->n_prompt; k++) r->prompt[k] = r->prompt[k % 40];
+    for (int k = 12; i % 3 == 0 && k < r->n_prompt; k++) r->prompt[k] = r->prompt[k % 12];
     tiny_submit_options(s, r->prompt, r->n_prompt);
     s->params.seed = 1000 + (uint64_t)i;
     s->params.max_tokens = b->n_out;
@@ -344,7 +344,8 @@ static void check_speculation(bool gumbel, bool records) {
     b.o.sparse.window_blocks = 1;
     b.make = make_long;
     b.gumbel = gumbel;
-    b.n_requests = TINY_SLOW ? 8 : 16;
+    b.n_requests = TINY_SLOW ? 9 : 16;
+    b.n_out = 96;
     bed_check(&b, records || TINY_SLOW ? few : bed_all_lengths,
               records || TINY_SLOW ? 2 : BED_N_LENGTHS, true);
     if (watch.problem[0]) fail_msg("%s", watch.problem);

@@ -1,0 +1,48 @@
+#include "cmd/sparsity.h"
+
+#include <string.h>
+
+#include "base/err.h"
+#include "cmd/text.h"
+
+void sparsity_flags_init(struct sparsity_flags *f) {
+    *f = (struct sparsity_flags){0};
+    target_settings_unset(&f->s);
+}
+
+int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
+    struct err e = {0};
+    if (f->selector && target_selector_parse(&f->s.selector, f->selector, strlen(f->selector), &e))
+        return options_error(o, "--sparse: '%s' is not one of off, all, observed, recent, random",
+                             f->selector);
+    if (f->keep && target_keep_parse(&f->s.keep, f->keep, strlen(f->keep), &e))
+        return options_error(o, "--keep: '%s' is neither curve nor a share above 0, up to 1",
+                             f->keep);
+    if (f->keep && f->s.keep_blocks > 0)
+        return options_error(o, "--keep and --keep-blocks exclude each other");
+    return -1;
+}
+
+static bool left_out(const struct engine_sparsity *s) {
+    return s->n_selections > 0 && s->n_kept < s->n_blocks;
+}
+
+void sparsity_append_short(struct strbuf *out, const struct engine_sparsity *s) {
+    if (!left_out(s)) return;
+    strbuf_printf(out, ", %d of %d blocks read (%s)", s->n_kept, s->n_blocks,
+                  target_selector_name(s->settings.selector));
+}
+
+void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
+    uint64_t read = s->kv_shallow_bytes + s->kv_deep_bytes;
+    if (s->settings.selector == TARGET_OFF) return;
+    strbuf_printf(out, "sparsity: %s", target_selector_name(s->settings.selector));
+    if (left_out(s))
+        strbuf_printf(out, " kept %d of the prompt's %d blocks", s->n_kept, s->n_blocks);
+    else strbuf_append_str(out, " left nothing out");
+    if (s->kv_dense_bytes == 0) return;
+    strbuf_printf(out, "; KV read: shallow layers %s,", cmd_bytes((double)s->kv_shallow_bytes));
+    strbuf_printf(out, " deep layers %s,", cmd_bytes((double)s->kv_deep_bytes));
+    strbuf_printf(out, " %.0f %% of dense's %s", 100.0 * (double)read / (double)s->kv_dense_bytes,
+                  cmd_bytes((double)s->kv_dense_bytes));
+}
