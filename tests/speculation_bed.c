@@ -52,6 +52,16 @@ static void make_tiny(const struct bed *b, int i, struct bed_record *r,
     vary(b, i, r, s);
 }
 
+/* Prompts of 5 to 7 blocks. */
+static void make_tiny_long(const struct bed *b, int i, struct bed_record *r,
+                           struct engine_submit_options *s) {
+    r->n_prompt = 270 + i * 41 % 130;
+    tiny_prompt(77 + (uint64_t)i, r->prompt, r->n_prompt);
+    for (int k = 12; i % 3 == 0 && k < r->n_prompt; k++) r->prompt[k] = r->prompt[k % 12];
+    vary(b, i, r, s);
+    if (b->gumbel && i % 3 == 0) s->params.temperature = 0.2; /* it goes on repeating */
+}
+
 /* ---- Recording ---- */
 
 static struct bed_record *of_request(struct bed *b, const struct engine_request *request) {
@@ -365,6 +375,20 @@ static void make_chat(const struct bed *b, int i, struct bed_record *r,
     vary(b, i, r, s);
 }
 
+/* A question behind others, which were not answered. */
+static void make_chat_long(const struct bed *b, int i, struct bed_record *r,
+                           struct engine_submit_options *s) {
+    static struct bed_record part;
+    int n = 0;
+    for (int k = 0; n < BED_MAX_PROMPT - 100; k++) {
+        make_chat(b, i + 3 * k, &part, s);
+        memcpy(r->prompt + n, part.prompt, (size_t)part.n_prompt * sizeof *r->prompt);
+        n += part.n_prompt;
+    }
+    r->n_prompt = n;
+    vary(b, i, r, s);
+}
+
 void bed_default_pair(struct bed *b, int n_requests, int n_out) {
     struct err e = {0};
     *b = (struct bed){.n_requests = n_requests, .n_out = n_out, .make = make_chat};
@@ -383,4 +407,16 @@ void bed_close_default_pair(struct bed *b) {
     (void)b;
     tokenizer_close(words);
     gguf_close(words_file);
+}
+
+/* ---- Sparse ---- */
+
+void bed_sparse(struct bed *b) {
+    struct target_settings *s = &b->o.sparse;
+    target_settings_unset(s);
+    s->selector = TARGET_OBSERVED;
+    s->keep_blocks = 3;
+    s->window_blocks = 1;
+    s->reserve = 0.2;
+    b->make = b->make == make_tiny ? make_tiny_long : make_chat_long;
 }

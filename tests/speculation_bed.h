@@ -56,6 +56,10 @@ void bed_close_tiny(struct bed *b);
 void bed_default_pair(struct bed *b, int n_requests, int n_out);
 void bed_close_default_pair(struct bed *b);
 
+/* The same bed with a sparse target: prompts of several blocks, of which deep layers keep three and
+ * a reserve. */
+void bed_sparse(struct bed *b);
+
 /* Run all of it. batches: each draft length also with all requests at once. Counters must show that
  * acceptances, rejections and rollbacks over page borders happened. */
 void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches);

@@ -180,8 +180,8 @@ static void test_cuda_engine_answer(void) {
 /* ---- Tiny pairs ---- */
 
 /* Heads of 64: the kernels have none of 16. */
-static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, const int *lengths,
-                       int n_lengths) {
+static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, bool sparse,
+                       const int *lengths, int n_lengths) {
     struct tiny_options t;
     struct tiny_draft d;
     struct bed b;
@@ -203,6 +203,11 @@ static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, const in
     b.o.device = "cuda";
     b.gumbel = gumbel;
     b.n_alone = 12;
+    if (sparse) {
+        bed_sparse(&b);
+        b.o.kv_memory_bytes *= 2;
+        b.n_requests = 24;
+    }
     bed_check(&b, lengths, n_lengths, true);
     bed_close_tiny(&b);
 }
@@ -211,22 +216,26 @@ static const int some_lengths[] = {1, 4, 7, VERIFY_DRAFT_AUTO};
 enum { N_SOME = sizeof some_lengths / sizeof *some_lengths };
 
 static void test_cuda_engine_tiny_f32(void) {
-    check_tiny(KERN_F32, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_F32, false, false, false, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_f16(void) {
-    check_tiny(KERN_F16, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_F16, false, false, false, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_q8_0(void) {
-    check_tiny(KERN_Q8_0, false, false, bed_all_lengths, BED_N_LENGTHS);
+    check_tiny(KERN_Q8_0, false, false, false, bed_all_lengths, BED_N_LENGTHS);
 }
 static void test_cuda_engine_tiny_q4_1(void) {
-    check_tiny(KERN_Q4_1, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_Q4_1, false, false, false, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_gumbel(void) {
-    check_tiny(KERN_Q8_0, true, false, some_lengths, N_SOME);
+    check_tiny(KERN_Q8_0, true, false, false, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_reduced_head(void) {
-    check_tiny(KERN_Q8_0, false, true, some_lengths, N_SOME);
+    check_tiny(KERN_Q8_0, false, true, false, some_lengths, N_SOME);
+}
+
+static void test_cuda_engine_tiny_sparse(void) {
+    check_tiny(KERN_Q8_0, false, false, true, some_lengths, N_SOME);
 }
 
 /* ---- The default pair ---- */
@@ -265,6 +274,7 @@ const struct test tests[] = {
     {"cuda_engine_tiny_f16", TEST_GPU, 180000, test_cuda_engine_tiny_f16},
     {"cuda_engine_tiny_q8_0", TEST_GPU, 240000, test_cuda_engine_tiny_q8_0},
     {"cuda_engine_tiny_q4_1", TEST_GPU, 180000, test_cuda_engine_tiny_q4_1},
+    {"cuda_engine_tiny_sparse", TEST_GPU, 240000, test_cuda_engine_tiny_sparse},
     {"cuda_engine_tiny_gumbel", TEST_GPU, 180000, test_cuda_engine_tiny_gumbel},
     {"cuda_engine_tiny_reduced_head", TEST_GPU, 180000, test_cuda_engine_tiny_reduced_head},
     {"cuda_engine_pair_few", TEST_GPU, 120000, test_cuda_engine_pair_few},

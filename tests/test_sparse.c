@@ -313,22 +313,6 @@ static void test_sparse_same(void) {
 
 /* ---- Speculation ---- */
 
-static void make_long(const struct bed *b, int i, struct bed_record *r,
-                      struct engine_submit_options *s) {
-    r->n_prompt = 270 + i * 41 % 130;
-    tiny_prompt(77 + (uint64_t)i, r->prompt, r->n_prompt);
-    for (int k = 12; i % 3 == 0 && k < r->n_prompt; k++) r->prompt[k] = r->prompt[k % 12];
-    tiny_submit_options(s, r->prompt, r->n_prompt);
-    s->params.seed = 1000 + (uint64_t)i;
-    s->params.max_tokens = b->n_out;
-    s->params.ignore_eos = i % 2;
-    if (i % 4 == 1) s->params.repetition_penalty = 1.2;
-    if (i % 3 == 1) s->params.logprobs = 3;
-    if (!b->gumbel) return;
-    s->params.coupling = VERIFY_GUMBEL;
-    s->params.temperature = 0.8;
-}
-
 static void check_speculation(bool gumbel, bool records) {
     static const int few[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
@@ -340,9 +324,7 @@ static void check_speculation(bool gumbel, bool records) {
     bed_tiny(&b, &t, &d);
     b.o.kv_memory_bytes *= 2;
     b.o.select_layer = SELECT_LAYER;
-    b.o.sparse = settings(TARGET_OBSERVED, 3, 0.2);
-    b.o.sparse.window_blocks = 1;
-    b.make = make_long;
+    bed_sparse(&b);
     b.gumbel = gumbel;
     b.n_requests = TINY_SLOW ? 9 : 16;
     b.n_out = 96;
@@ -361,6 +343,17 @@ static void test_sparse_speculation_gumbel(void) {
 }
 static void test_sparse_speculation_device(void) {
     check_speculation(false, true);
+}
+
+static void test_sparse_default_pair(void) {
+    static const int lengths[] = {3, VERIFY_DRAFT_AUTO};
+    struct bed b;
+    watch_reset(false);
+    bed_default_pair(&b, TINY_SLOW ? 4 : 8, TINY_SLOW ? 40 : 64);
+    b.n_alone = 4;
+    bed_sparse(&b);
+    bed_check(&b, lengths, TINY_SLOW ? 1 : 2, true);
+    bed_close_default_pair(&b);
 }
 
 /* ---- Dense, to the bit ---- */
@@ -614,6 +607,7 @@ const struct test tests[] = {
     {"sparse_speculation", TEST_FULL, 300000, test_sparse_speculation},
     {"sparse_speculation_gumbel", TEST_FULL, 300000, test_sparse_speculation_gumbel},
     {"sparse_speculation_device", TEST_FULL, 300000, test_sparse_speculation_device},
+    {"sparse_default_pair", TEST_FULL, 600000, test_sparse_default_pair},
     {"sparse_is_dense", TEST_QUICK, 60000, test_sparse_is_dense},
     {"sparse_bytes", TEST_QUICK, 60000, test_sparse_bytes},
     {"sparse_poison", TEST_QUICK, 60000, test_sparse_poison},
