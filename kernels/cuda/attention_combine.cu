@@ -1,127 +1,238 @@
-/* Partials of leaves (or of nodes of leaves) of generated rows to the output: for each row and
- * query head, (m, l, o) joined over the aligned binary tree, then o / l. One pass behind
- * attention_gen.cu, whose scratch it reads from the L2 cache: one row of 32 heads at 128K tokens
- * has 256 x 32 partials of 520 bytes, 4 MB.
+/* Partials of nodes of generated rows to the output: for each row and query head, (m, l, o) joined
+ * as attention_gen.cu's tree asks, then o / l. Nodes that are alone went to `out` there.
  *
- * A block takes one (row, head), a warp an aligned node of its tree, a lane 4 dimensions of each
- * 128: eight partials are loaded together and joined in registers, eights on a stack, then the
- * warps' nodes through shared memory. The tree is the same whatever the number of warps is. */
+ * Latency is all that matters: one row of 32 heads has some 32 partials of 520 bytes a head, 0.5 MB
+ * from the L2 cache. So the blocks fit beside attention_gen.cu's on an SM and start with them, find
+ * the work while those run, and when those are done all loads of a head go out together: a lane
+ * takes V dimensions of 32 / V nodes. Their (m, l) lie across the lanes, so that the tree of
+ * factors is computed for all pairs at once and handed out by shuffles.
+ *
+ * What is read before pdl_wait (rows, lists) nothing writes any more: attention_gen.cu lets this
+ * kernel start only after its own pdl_wait. */
 
-#include "kernels/cuda/attention_gen.cuh"
+#include "kernels/cuda/attention_gen_load.cuh"
 
-/* 4 C values of each lane of nodes [n0, n1) of a query, joined over the aligned tree: 8 at a time,
- * eights on a stack. slot: of its node 0; n_q slots between nodes. */
-template <int C>
-__device__ static void gen_tree(const struct attn_args &a, const struct gen_plan &p, size_t slot,
-                                int n_q, int n0, int n1, float &m, float &l, float (&v)[4 * C]) {
-    int lane = threadIdx.x & 31;
-    float stack_v[24][4 * C], stack_m[24], stack_l[24];
-    int depth_of_eight = 0; /* eights so far: bits say which levels of the stack are held */
-    m = -INFINITY, l = 0.f;
-    for (int n = n0; n < n1; n += 8, depth_of_eight++) {
-        float x[8][4 * C], xm[8], xl[8];
+/* V dimensions of up to N nodes of a (row, head), a warp: node i in x[i], its m and l in lane i. */
+template <int V> struct combine_batch {
+    static constexpr int N = 32 / V;
+    float x[N][V], m, l;
+
+    /* at: of V floats of node 0; ml: of node 0; both n_q slots apart. */
+    __device__ void load(const float *at, const float2 *ml, size_t n_q, int hd, int n, bool mine) {
+        int lane = threadIdx.x & 31;
+        float2 y = make_float2(-INFINITY, 0.f);
+        if (lane < n) y = __ldcg(ml + lane * n_q);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            xm[i] = -INFINITY, xl[i] = 0.f;
+        for (int i = 0; i < N; i++) {
+            const float *from = at + i * n_q * hd;
+            if (i < n && mine) {
+                if constexpr (V == 4) {
+                    float4 z = __ldcg((const float4 *)from);
+                    x[i][0] = z.x, x[i][1] = z.y, x[i][2] = z.z, x[i][3] = z.w;
+                } else if constexpr (V == 2) {
+                    float2 z = __ldcg((const float2 *)from);
+                    x[i][0] = z.x, x[i][1] = z.y;
+                } else x[i][0] = __ldcg(from);
+            } else {
 #pragma unroll
-            for (int c = 0; c < C; c++) {
-                float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
-                int d = c * 128 + lane * 4;
-                size_t at = slot + (size_t)(n + i) * n_q;
-                if (n + i < n1 && d < a.head_dim) y = *(const float4 *)(p.o + at * a.head_dim + d);
-                x[i][4 * c] = y.x, x[i][4 * c + 1] = y.y;
-                x[i][4 * c + 2] = y.z, x[i][4 * c + 3] = y.w;
-            }
-            if (n + i < n1) {
-                float2 y = p.ml[slot + (size_t)(n + i) * n_q];
-                xm[i] = y.x, xl[i] = y.y;
+                for (int j = 0; j < V; j++) x[i][j] = 0.f;
             }
         }
-#pragma unroll
-        for (int d = 1; d < 8; d *= 2)
-#pragma unroll
-            for (int i = 0; i < 8; i += 2 * d)
-                gen_join<4 * C>(xm[i], xl[i], x[i], xm[i + d], xl[i + d], x[i + d]);
-        int level = 0;
-        m = xm[0], l = xl[0];
-#pragma unroll
-        for (int i = 0; i < 4 * C; i++) v[i] = x[0][i];
-        bool more = n + 8 < n1;
-        for (int left = depth_of_eight; more ? left & 1 : left != 0; left >>= 1, level++) {
-            if (!(left & 1)) continue;
-            float um = stack_m[level], ul = stack_l[level], u[4 * C];
-#pragma unroll
-            for (int i = 0; i < 4 * C; i++) u[i] = stack_v[level][i];
-            gen_join<4 * C>(um, ul, u, m, l, v);
-            m = um, l = ul;
-#pragma unroll
-            for (int i = 0; i < 4 * C; i++) v[i] = u[i];
+        m = y.x, l = y.y;
+    }
+
+    /* Nodes i, i + step, .. of n each join with node i + d. */
+    template <int STEP> __device__ void join(int d, int n) {
+        int lane = threadIdx.x & 31;
+        float mb = __shfl_down_sync(~0u, m, d), lb = __shfl_down_sync(~0u, l, d), top, wa, wb;
+        gen_factors(m, mb, &top, &wa, &wb);
+        bool there = lane + d < n;
+        if (there && lane % STEP == 0) {
+            m = top;
+            l = gen_join(l, wa, lb, wb);
         }
-        if (more) {
-            stack_m[level] = m, stack_l[level] = l;
+        /* No right half: times 1, plus 0. */
+        if (!there) wa = 1.f, wb = 0.f;
 #pragma unroll
-            for (int i = 0; i < 4 * C; i++) stack_v[level][i] = v[i];
+        for (int i = 0; i < N; i += STEP) {
+            float a = __shfl_sync(~0u, wa, i), b = __shfl_sync(~0u, wb, i);
+#pragma unroll
+            for (int j = 0; j < V; j++) x[i][j] = gen_join(x[i][j], a, x[(i + d) % N][j], b);
         }
     }
+
+    /* All of them, to x[0], and m, l in every lane. pages: nodes are single pages. */
+    __device__ void tree(int n, bool pages) {
+        if (pages) {
+            join<4>(1, n);
+            join<4>(2, n);
+            join<4>(3, n);
+        } else {
+            join<2>(1, n);
+            join<4>(2, n);
+        }
+        join<8>(4, n);
+        if constexpr (N >= 16) join<16>(8, n);
+        if constexpr (N >= 32) join<32>(16, n);
+        m = __shfl_sync(~0u, m, 0);
+        l = __shfl_sync(~0u, l, 0);
+    }
+};
+
+template <int V> struct combine_node {
+    float v[V], m, l;
+    /* *this to the right of a. */
+    __device__ void join_left(const combine_node &a) {
+        float top, wa, wb;
+        gen_factors(a.m, m, &top, &wa, &wb);
+        l = gen_join(a.l, wa, l, wb);
+        m = top;
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = gen_join(a.v[i], wa, v[i], wb);
+    }
+};
+
+/* Nodes [n0, n1) of a query, n0 aligned: batches, on a stack. */
+template <int V>
+__device__ static combine_node<V> combine_nodes(const float *o, const float2 *ml, size_t n_q,
+                                                int hd, int n0, int n1, bool pages, bool mine) {
+    constexpr int N = combine_batch<V>::N;
+    combine_node<V> now, stack[GEN_MAX_LEVELS];
+    now.m = -INFINITY, now.l = 0.f;
+#pragma unroll
+    for (int i = 0; i < V; i++) now.v[i] = 0.f;
+    int count = 0; /* bits: levels of the stack that are held */
+    for (int n = n0; n < n1; n += N, count++) {
+        combine_batch<V> batch;
+        batch.load(o + (size_t)n * n_q * hd, ml + (size_t)n * n_q, n_q, hd, min(N, n1 - n), mine);
+        batch.tree(min(N, n1 - n), pages);
+        now.m = batch.m, now.l = batch.l;
+#pragma unroll
+        for (int i = 0; i < V; i++) now.v[i] = batch.x[0][i];
+        int level = 0;
+        bool more = n + N < n1;
+        for (int left = count; more ? left & 1 : left != 0; left >>= 1, level++)
+            if (left & 1) now.join_left(stack[level]);
+        if (more) stack[level] = now;
+    }
+    return now;
 }
 
-/* A block a (query head, row): its warps take aligned nodes of the tree, the first joins theirs and
- * writes out. C: 128 dimensions each. */
-template <int C>
-__global__ void __launch_bounds__(GEN_MAX_COMBINE * 32)
+/* A (row, head, part of its dimensions). */
+struct combine_task {
+    int row, head, part, n; /* n: nodes; -1: nothing to do, 0: zeros */
+    int n_q;
+    size_t slot; /* of its node 0 */
+};
+__device__ static inline combine_task combine_find(const struct attn_args &a,
+                                                   const struct gen_plan &p,
+                                                   const struct gen_tables &t, int level, int i) {
+    combine_task w;
+    w.part = i % p.n_parts;
+    i /= p.n_parts;
+    w.head = i % a.n_heads;
+    w.row = i / a.n_heads;
+    w.n = w.n_q = 0;
+    w.slot = 0;
+    int s = __ldcg(a.row_seq + w.row);
+    if (s < 0 || s >= a.n_seqs || p.n_lists == 0) return w;
+    int kv = w.head / a.group, list = s * p.per_seq + (p.per_seq == 1 ? 0 : kv);
+    int q = (w.row - t.row[s]) * a.group + w.head % a.group, n_q = t.n_rows[s] * a.group;
+    if (w.row < t.row[s] || q >= n_q) return w;
+    w.n_q = n_q;
+    w.n = (t.n_entries[list] + (1 << level) - 1) >> level;
+    int h = p.per_seq == 1 ? kv : 0;
+    w.slot = (size_t)t.slot[list] + (size_t)h * w.n * n_q + q;
+    if (w.n == 1) w.n = -1;
+    return w;
+}
+
+template <int V>
+__device__ static inline void combine_put(const struct attn_args &a, const combine_task &w,
+                                          const combine_node<V> &node) {
+    int d = (w.part * 32 + (threadIdx.x & 31)) * V;
+    if (d >= a.head_dim) return;
+    float by = gen_by(node.l), *out = a.out + ((size_t)w.row * a.n_heads + w.head) * a.head_dim + d;
+#pragma unroll
+    for (int i = 0; i < V; i++) out[i] = gen_out(node.v[i], by);
+}
+
+/* A block a task at a time, its warps aligned nodes of the tree; a warp a task where there are few
+ * nodes. */
+template <int V>
+__global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
     attention_gen_combine_kernel(const __grid_constant__ struct attn_args a,
                                  const __grid_constant__ struct gen_plan p) {
-    __shared__ float sh_v[GEN_MAX_COMBINE][C * 128], sh_m[GEN_MAX_COMBINE], sh_l[GEN_MAX_COMBINE];
-    int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int n_warps = blockDim.x / 32; /* a power of two */
+    extern __shared__ int smem[];
+    __shared__ combine_node<V> side[GEN_COMBINE_WARPS][32];
+    __shared__ int sh_level, sh_longest;
+    struct gen_tables t = gen_tables(smem, a.n_seqs, p.n_lists);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int n_tasks = a.n_gen * a.n_heads * p.n_parts;
     pdl_trigger();
-    pdl_wait();
-    int s = a.row_seq[row];
-    struct gen_part part = {0, 0, 0, 0};
-    if (s >= 0 && s < a.n_seqs && p.part) part = p.part[s * a.n_kv + head / a.group];
-    int q = (row - part.row) * a.group + head % a.group;
-    int n = row >= part.row && q < part.n_q ? part.n_nodes : 0, level = 0;
-    while (n_warps << level < n) level++;
-    float m, l, v[4 * C];
-    int n0 = warp << level, n1 = min((warp + 1) << level, n);
-#pragma unroll
-    for (int i = 0; i < 4 * C; i++) v[i] = 0.f;
-    gen_tree<C>(a, p, (size_t)part.first + q, part.n_q, n0, n1, m, l, v);
-    if (n > 1) { /* the same for all threads */
-        if (lane == 0) sh_m[warp] = m, sh_l[warp] = l;
-#pragma unroll
-        for (int i = 0; i < 4 * C; i++) sh_v[warp][i * 32 + lane] = v[i];
-        for (int d = 1; d < n_warps; d *= 2) { /* neighbours join */
-            __syncthreads();
-            if (warp % (2 * d)) continue;
-            float u[4 * C];
-#pragma unroll
-            for (int i = 0; i < 4 * C; i++) u[i] = sh_v[warp + d][i * 32 + lane];
-            gen_join<4 * C>(m, l, v, sh_m[warp + d], sh_l[warp + d], u);
-            if (lane == 0) sh_m[warp] = m, sh_l[warp] = l;
-#pragma unroll
-            for (int i = 0; i < 4 * C; i++) sh_v[warp][i * 32 + lane] = v[i];
-        }
+    if (p.n_lists == 0) pdl_wait(); /* no kernel of ours before */
+    gen_clear(a, t);
+    __syncthreads();
+    gen_look(a, p, t);
+    if (warp == 0) {
+        int unused[2], most, level_of_call = gen_choose(a, p, t, &most);
+        gen_count(a, p, t, level_of_call, unused);
+        sh_level = level_of_call, sh_longest = most;
     }
-    if (warp) return;
-    float by = l == 0.f ? 0.f : 1.f / l; /* a row that sees nothing: zeros */
-    float *out = a.out + ((size_t)row * a.n_heads + head) * a.head_dim;
-#pragma unroll
-    for (int c = 0; c < C; c++) {
-        int d = c * 128 + lane * 4;
-        float x[4] = {v[4 * c] * by, v[4 * c + 1] * by, v[4 * c + 2] * by, v[4 * c + 3] * by};
-        if (d < a.head_dim) gen_vec<4>::put(out + d, x);
+    __syncthreads();
+    int level = sh_level, longest = (sh_longest + (1 << level) - 1) >> level;
+    bool alone = longest <= combine_batch<V>::N; /* a warp takes a task */
+    int step = alone ? gridDim.x * GEN_COMBINE_WARPS : gridDim.x;
+    int i = alone ? warp * gridDim.x + blockIdx.x : blockIdx.x;
+    combine_task w = {};
+    if (i < n_tasks) w = combine_find(a, p, t, level, i);
+    pdl_wait();
+    for (; i < n_tasks; i += step) {
+        int each = level ? 1 : GEN_FOLD; /* nodes of a warp: what no warp splits, times 2^n */
+        while (!alone && each * GEN_COMBINE_WARPS < w.n) each *= 2;
+        int n0 = alone ? 0 : min(warp * each, max(w.n, 0));
+        int n1 = alone ? max(w.n, 0) : min(n0 + each, max(w.n, 0));
+        int d = (w.part * 32 + lane) * V;
+        combine_node<V> node = combine_nodes<V>(p.o + w.slot * a.head_dim + d, p.ml + w.slot, w.n_q,
+                                                a.head_dim, n0, n1, level == 0, d < a.head_dim);
+        if (!alone) {
+            if (warp) side[warp][lane] = node;
+            __syncthreads();
+            if (warp == 0) {
+                combine_node<V> b = side[3][lane], c = side[2][lane], e = side[1][lane];
+                if (each * 3 < w.n) b.join_left(c);
+                else b = c;
+                if (each < w.n) e.join_left(node), node = e;
+                if (each * 2 < w.n) b.join_left(node), node = b;
+            }
+            __syncthreads();
+        }
+        if (w.n >= 0 && (alone || warp == 0)) combine_put<V>(a, w, node);
+        if (i + step < n_tasks) w = combine_find(a, p, t, level, i + step);
     }
 }
 
-int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a,
-                               const struct gen_plan *p, int n_nodes) {
-    /* Eight nodes a warp; fewer warps where there are blocks enough to fill the machine. */
-    int n_warps = 1;
-    int most = a->n_gen * a->n_heads > 1024 ? 4 : GEN_MAX_COMBINE;
-    while (n_warps < most && n_warps * 8 < n_nodes) n_warps *= 2;
-    dim3 pairs((unsigned)a->n_heads, (unsigned)a->n_gen), block((unsigned)n_warps * 32);
-    if (a->head_dim <= 128)
-        return CUDA_LAUNCH(c, attention_gen_combine_kernel<1>, pairs, block, 0, *a, *p);
-    return CUDA_LAUNCH(c, attention_gen_combine_kernel<2>, pairs, block, 0, *a, *p);
+int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan p) {
+    static int allowed = -1; /* device */
+    size_t smem = gen_table_ints(a->n_seqs, p.n_lists) * sizeof(int);
+    int pairs = a->n_gen * a->n_heads, v = 1;
+    while (v < 4 && (long long)pairs * ((a->head_dim + 32 * v - 1) / (32 * v)) > c->n_sms) v *= 2;
+    p.n_parts = (a->head_dim + 32 * v - 1) / (32 * v);
+    int grid = c->n_sms;
+    if (pairs * (long long)p.n_parts < grid) grid = pairs * p.n_parts;
+    if (smem > 40 << 10 && allowed != c->device) {
+        int rc = cuda_allow_smem(c, attention_gen_combine_kernel<1>, c->max_smem - 8192);
+        if (!rc) rc = cuda_allow_smem(c, attention_gen_combine_kernel<2>, c->max_smem - 8192);
+        if (!rc) rc = cuda_allow_smem(c, attention_gen_combine_kernel<4>, c->max_smem - 8192);
+        if (rc) return rc;
+        allowed = c->device;
+    }
+    dim3 block(GEN_COMBINE_WARPS * 32);
+    switch (v) {
+    case 1:
+        return CUDA_LAUNCH(c, attention_gen_combine_kernel<1>, dim3(grid), block, smem, *a, p);
+    case 2:
+        return CUDA_LAUNCH(c, attention_gen_combine_kernel<2>, dim3(grid), block, smem, *a, p);
+    }
+    return CUDA_LAUNCH(c, attention_gen_combine_kernel<4>, dim3(grid), block, smem, *a, p);
 }

@@ -1,12 +1,48 @@
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_GEN_LOAD_CUH
 #define TANDEM_KERNELS_CUDA_ATTENTION_GEN_LOAD_CUH
 
-/* The loading side of attention_gen.cu: which leaves are this block's, in which order, and their
- * planes into the ring of stages. */
+/* How the work of a call is found on the device (both kernels of generated rows do, and find the
+ * same), and the loading side of attention_gen.cu: which items are this block's, in which order,
+ * and their planes into the ring of stages. */
+
+#include <limits.h>
 
 #include "kernels/cuda/attention_gen.cuh"
 
 /* ---- Finding work ---- */
+
+/* Per sequence: largest position, first row, generated rows. Per list: entries, chunks of max_q
+ * queries, first slot, items before it (whole nodes, list ends). Of the call where it has many
+ * lists, for each level that an item may have: items and slots; pages through which queries go, the
+ * longest list. */
+struct gen_tables {
+    int *last, *row, *n_rows;
+    int *n_entries, *n_chunks, *slot, *before[2];
+    int *n_items, *n_slots, *n_pages, *longest;
+};
+__device__ static inline struct gen_tables gen_tables(int *p, int n_seqs, int n_lists) {
+    struct gen_tables t;
+    t.last = p, t.row = p + n_seqs, t.n_rows = p + 2 * n_seqs;
+    t.n_entries = p + 3 * n_seqs, t.n_chunks = t.n_entries + n_lists;
+    t.slot = t.n_chunks + n_lists;
+    t.before[0] = t.slot + n_lists, t.before[1] = t.before[0] + n_lists;
+    t.n_items = t.before[1] + n_lists;
+    t.n_slots = t.n_items + GEN_MAX_LEVELS;
+    t.n_pages = t.n_slots + GEN_MAX_LEVELS;
+    t.longest = t.n_pages + 1;
+    return t;
+}
+
+/* Levels of items: single pages, then from a fold of pages on. */
+__device__ static inline int gen_level_of(int choice) {
+    return choice == 0 ? 0 : choice + GEN_FOLD_LEVEL - 1;
+}
+
+/* All threads, before a __syncthreads and gen_look. */
+__device__ static void gen_clear(const struct attn_args &a, const struct gen_tables &t) {
+    for (int s = threadIdx.x; s < a.n_seqs; s += blockDim.x) t.last[s] = -1;
+    for (int i = threadIdx.x; i < 2 * GEN_MAX_LEVELS + 2; i += blockDim.x) t.n_items[i] = 0;
+}
 
 /* Entries of a list of n that begin at or before `position`, one thread; tail: the last block. */
 __device__ static inline int gen_entries_until(const int32_t *block, int n, int tail,
@@ -15,99 +51,166 @@ __device__ static inline int gen_entries_until(const int32_t *block, int n, int 
     int lo = 0, hi = n - 1;
     while (lo < hi) {
         int mid = (lo + hi) / 2;
-        if ((long long)block[mid] * KERN_BLOCK <= position) lo = mid + 1;
+        if ((long long)__ldcg(block + mid) * KERN_BLOCK <= position) lo = mid + 1;
         else hi = mid;
     }
     return lo;
 }
 
+__device__ static inline int gen_list_seq(const struct gen_plan &p, int i) {
+    return p.per_seq == 1 ? i : gen_quotient(i, p.per_seq);
+}
 __device__ static inline size_t gen_list(const struct attn_args &a, const struct gen_plan &p,
                                          int i) {
-    int per_seq = p.n_lists / a.n_seqs; /* 1, or n_kv */
-    return attn_list(a, i / per_seq, i % per_seq);
+    int s = gen_list_seq(p, i);
+    return attn_list(a, s, i - s * p.per_seq);
 }
 
-/* All threads: the tables but slots and items. `last` is -1 everywhere at entry. */
+/* What a call's lists have in common: see gen_tables. */
+struct gen_sums {
+    int items, slots, pages, longest;
+    __device__ void add(int n_entries, int n_chunks, int n_q, int heads_in, int level) {
+        int nodes = (n_entries + (1 << level) - 1) >> level;
+        items += nodes * n_chunks * heads_in;
+        slots += nodes * n_q * heads_in;
+        pages += n_entries * n_chunks * heads_in;
+        longest = max(longest, n_entries);
+    }
+};
+
+/* A thread's list adds what it has to the call's sums; whole warps. */
+__device__ static inline void gen_add(const struct gen_plan &p, const struct gen_tables &t,
+                                      int n_entries, int n_chunks, int n_q) {
+    int lane = threadIdx.x & 31;
+    for (int c = 0; c < p.max_level; c++) {
+        struct gen_sums sums = {0, 0, 0, 0};
+        sums.add(n_entries, n_chunks, n_q, p.heads_in, gen_level_of(c));
+        int items = __reduce_add_sync(~0u, sums.items), slots = __reduce_add_sync(~0u, sums.slots);
+        int pages = __reduce_add_sync(~0u, sums.pages);
+        if (lane == 0) {
+            atomicAdd(&t.n_items[c], items);
+            atomicAdd(&t.n_slots[c], slots);
+            if (c == 0) atomicAdd(t.n_pages, pages);
+        }
+    }
+    int longest = __reduce_max_sync(~0u, n_entries);
+    if (lane == 0) atomicMax(t.longest, longest);
+}
+
+/* All threads: the tables but slots and items. They read past the L1 cache: the combining kernel
+ * looks while attention_gen.cu's runs. */
 __device__ static void gen_look(const struct attn_args &a, const struct gen_plan &p,
                                 const struct gen_tables &t) {
     int tid = threadIdx.x, n = 0, tail = 0;
     /* Loads that wait for nothing go first. */
     if (tid < p.n_lists) {
         size_t list = gen_list(a, p, tid);
-        n = min(max(a.n_blocks[list], 0), a.capacity);
-        if (n) tail = a.block[list * (size_t)a.capacity + (n - 1)];
+        n = min(max(__ldcg(a.n_blocks + list), 0), a.capacity);
+        if (n) tail = __ldcg(a.block + list * (size_t)a.capacity + (n - 1));
     }
-    for (int r = tid; r < a.n_gen; r += GEN_THREADS) {
-        int s = a.row_seq[r], at = a.position[r];
+    for (int r = tid; r < a.n_gen; r += blockDim.x) {
+        int s = __ldcg(a.row_seq + r), at = __ldcg(a.position + r);
         if (s >= 0 && s < a.n_seqs) atomicMax(&t.last[s], at);
     }
-    for (int s = tid; s < a.n_seqs; s += GEN_THREADS) {
-        int row = a.seq_row[s], n_rows = a.seq_n_rows[s];
+    for (int s = tid; s < a.n_seqs; s += blockDim.x) {
+        int row = __ldcg(a.seq_row + s), n_rows = __ldcg(a.seq_n_rows + s);
         bool mine = row >= 0 && row < a.n_gen && n_rows > 0;
         t.row[s] = mine ? row : 0;
         t.n_rows[s] = mine ? min(n_rows, a.n_gen - row) : 0;
     }
     __syncthreads();
-    int per_seq = p.n_lists / a.n_seqs;
-    for (int i = tid; i < p.n_lists; i += GEN_THREADS) {
-        size_t list = gen_list(a, p, i);
-        const int32_t *block = a.block + list * (size_t)a.capacity;
-        if (i != tid) {
-            n = min(max(a.n_blocks[list], 0), a.capacity);
-            if (n) tail = block[n - 1];
+    for (int base = tid & ~31; base < p.n_lists; base += blockDim.x) {
+        int i = base + (tid & 31), n_entries = 0, n_q = 0, n_chunks = 0;
+        if (i < p.n_lists) {
+            const int32_t *block = a.block + gen_list(a, p, i) * (size_t)a.capacity;
+            if (i != tid) {
+                n = min(max(__ldcg(a.n_blocks + gen_list(a, p, i)), 0), a.capacity);
+                if (n) tail = __ldcg(block + n - 1);
+            }
+            int s = gen_list_seq(p, i);
+            n_q = t.n_rows[s] * a.group;
+            n_chunks = gen_divide(n_q + p.max_q - 1, p.max_q_by);
+            n_entries = n_q ? gen_entries_until(block, n, tail, t.last[s]) : 0;
+            t.n_entries[i] = n_entries;
+            t.n_chunks[i] = n_chunks;
         }
-        int s = i / per_seq;
-        t.n_entries[i] = t.n_rows[s] ? gen_entries_until(block, n, tail, t.last[s]) : 0;
+        if (p.n_lists > 32) gen_add(p, t, n_entries, n_chunks, n_q);
     }
     __syncthreads();
 }
 
-__device__ static inline int warp_scan(int x) { /* inclusive */
-    int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        int y = __shfl_up_sync(~0u, x, d);
-        if (lane >= d) x += y;
-    }
-    return x;
+/* The level of the call's items; whole warp, a lane a level. The time of the busiest block is its
+ * items' pages and half a page's for each item; the largest level among the best, which has the
+ * fewest partials. */
+__device__ static inline int gen_choose(const struct attn_args &a, const struct gen_plan &p,
+                                        const struct gen_tables &t, int *longest) {
+    int c = min((int)(threadIdx.x & 31), p.max_level - 1), level = gen_level_of(c);
+    struct gen_sums sums = {0, 0, 0, 0};
+    if (p.n_lists > 32) sums = {t.n_items[c], t.n_slots[c], *t.n_pages, *t.longest};
+    else
+        for (int i = 0; i < p.n_lists; i++)
+            sums.add(t.n_entries[i], t.n_chunks[i], t.n_rows[gen_list_seq(p, i)] * a.group,
+                     p.heads_in, level);
+    *longest = sums.longest;
+    float items = (float)max(sums.items, 1), pages = (float)max(sums.pages, 0);
+    float each = ceilf(__fdividef(items, (float)p.n_blocks) - 1e-3f);
+    float most =
+        fmaxf(__fdividef(each * pages, items), fminf((float)(1 << level), (float)sums.longest));
+    float cost = fminf(most + .5f * each, 1e6f);
+    bool fits = sums.slots >= 0 && sums.slots <= p.n_slots;
+    unsigned key = fits ? (unsigned)(cost * 8.f) * 32 + (31 - c) : 0xffffffe0u + (31 - c);
+    return gen_level_of(31 - (int)(__reduce_min_sync(~0u, key) & 31));
 }
 
-/* The loading warp: slots and items of every list, and where partials lie, for the combining
- * kernel. n_items: of whole nodes, of list ends. */
+/* Inclusive sums over the lanes. */
+__device__ static inline void warp_scan(int (&x)[3]) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2)
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            int y = __shfl_up_sync(~0u, x[i], d);
+            if (lane >= d) x[i] += y;
+        }
+}
+
+/* One warp: slots and items of every list. n_items: of whole nodes, of list ends. */
 __device__ static void gen_count(const struct attn_args &a, const struct gen_plan &p,
-                                 const struct gen_tables &t, int max_q, int (&n_items)[2]) {
-    int lane = threadIdx.x & 31, slots = 0, per_seq = p.n_lists / a.n_seqs;
+                                 const struct gen_tables &t, int level, int (&n_items)[2]) {
+    int lane = threadIdx.x & 31;
+    long long slots = 0;
     n_items[0] = n_items[1] = 0;
     for (int base = 0; base < p.n_lists; base += 32) {
-        int i = base + lane, s = 0, n_q = 0, n_entries = 0;
+        int i = base + lane, n_q = 0, n_entries = 0, n_chunks = 0;
         if (i < p.n_lists) {
-            s = i / per_seq;
-            n_q = t.n_rows[s] * a.group;
+            n_q = t.n_rows[gen_list_seq(p, i)] * a.group;
             n_entries = t.n_entries[i];
+            n_chunks = t.n_chunks[i] * p.heads_in;
         }
-        int whole = n_entries / (ATTN_ENTRIES << p.level);
-        int end = n_entries % (ATTN_ENTRIES << p.level) != 0, n_nodes = whole + end;
-        int n_slots = p.heads_in * n_nodes * n_q, upto = warp_scan(n_slots);
-        int first = slots + upto - n_slots;
+        int whole = n_entries >> level, end = (n_entries & ((1 << level) - 1)) != 0;
+        long long need = (long long)p.heads_in * (whole + end) * n_q;
         /* More than the capacities allow: rows that lie. Such a list has no nodes. */
-        if (first < 0 || (long long)first + n_slots > p.n_slots) whole = end = n_nodes = 0;
-        slots += __shfl_sync(~0u, upto, 31);
-        int n_chunks = (n_q + max_q - 1) / max_q * p.heads_in;
-        int whole_upto = warp_scan(whole * n_chunks), end_upto = warp_scan(end * n_chunks);
-        if (i < p.n_lists) {
-            if (n_nodes == 0) t.n_entries[i] = 0;
-            t.slot[i] = first;
-            t.before[0][i] = n_items[0] + whole_upto - whole * n_chunks;
-            t.before[1][i] = n_items[1] + end_upto - end * n_chunks;
+        if (need > p.n_slots || need > INT_MAX / 64) need = whole = end = 0;
+        int upto[3] = {(int)need, whole * n_chunks, end * n_chunks};
+        if (p.n_lists > 1) warp_scan(upto);
+        long long first = slots + upto[0] - need;
+        bool none = first + need > p.n_slots;
+        if (__any_sync(~0u, none)) { /* neither has one that does not find room */
+            if (none) whole = end = 0;
+            int again[3] = {0, whole * n_chunks, end * n_chunks};
+            warp_scan(again);
+            upto[1] = again[1], upto[2] = again[2];
         }
-        n_items[0] += __shfl_sync(~0u, whole_upto, 31);
-        n_items[1] += __shfl_sync(~0u, end_upto, 31);
-        if (i < p.n_lists && i % gridDim.x == blockIdx.x)
-            for (int h = 0; h < p.heads_in; h++) {
-                int head = per_seq == 1 ? h : i % per_seq;
-                p.part[s * a.n_kv + head] =
-                    (struct gen_part){first + h * n_nodes * n_q, n_nodes, n_q, t.row[s]};
-            }
+        if (i < p.n_lists) {
+            if (whole + end == 0) t.n_entries[i] = 0;
+            t.slot[i] = (int)first;
+            t.before[0][i] = n_items[0] + upto[1] - whole * n_chunks;
+            t.before[1][i] = n_items[1] + upto[2] - end * n_chunks;
+        }
+        int top = min(31, p.n_lists - 1 - base);
+        slots += __shfl_sync(~0u, upto[0], top);
+        n_items[0] += __shfl_sync(~0u, upto[1], top);
+        n_items[1] += __shfl_sync(~0u, upto[2], top);
     }
     __syncwarp();
 }
@@ -123,82 +226,89 @@ __device__ static inline int gen_find(const int *before, int n, int idx) {
     return at - 1;
 }
 
-/* The leaves of this block in order. Every lane holds the same state, and lane e page and block of
- * the leaf's entry e. */
+/* This block's items in order, in runs of up to 32 pages. Every lane holds the same state, and lane
+ * e page and block of the run's entry e. */
 struct gen_walk {
-    int n_items[2];
+    int n_items[2], level;
     int kind, idx, n_left; /* item: kind 0 whole nodes in one run, 1 list ends, a grid apart */
-    struct gen_leaf leaf;
-    int list, leaf0; /* of the node: its list, its first leaf */
-    int page, block, last;
-    bool open;
+    struct gen_item item;
+    int list, e, e_end; /* entries behind the run */
+    int n, page, block, last;
+    bool first, open; /* first: run of its item */
 };
 
 __device__ static void gen_walk_item(const struct attn_args &a, const struct gen_plan &p,
-                                     const struct gen_tables &t, int max_q, struct gen_walk &w) {
-    int i = gen_find(t.before[w.kind], p.n_lists, w.idx), at = w.idx - t.before[w.kind][i];
-    int per_seq = p.n_lists / a.n_seqs, s = i / per_seq, n_entries = t.n_entries[i];
-    int n_q = t.n_rows[s] * a.group, n_chunks = (n_q + max_q - 1) / max_q;
-    int whole = n_entries / (ATTN_ENTRIES << p.level);
-    int n_leaves = (n_entries + ATTN_ENTRIES - 1) / ATTN_ENTRIES;
-    int n_nodes = (n_leaves + (1 << p.level) - 1) >> p.level;
-    int of_head = (w.kind ? 1 : whole) * n_chunks, h = at / of_head;
+                                     const struct gen_tables &t, struct gen_walk &w) {
+    int i = p.n_lists == 1 ? 0 : gen_find(t.before[w.kind], p.n_lists, w.idx);
+    int at = w.idx - t.before[w.kind][i];
+    int s = gen_list_seq(p, i), n_entries = t.n_entries[i];
+    int n_q = t.n_rows[s] * a.group, n_chunks = t.n_chunks[i];
+    int whole = n_entries >> w.level, n_nodes = (n_entries + (1 << w.level) - 1) >> w.level;
+    int of_head = (w.kind ? 1 : whole) * n_chunks;
+    int h = p.heads_in == 1 ? 0 : gen_quotient(at, of_head);
     at -= h * of_head;
-    int node = w.kind ? whole : at / n_chunks, q0 = at % n_chunks * max_q;
-    int head = per_seq == 1 ? h : i % per_seq;
-    w.leaf.fresh = w.leaf.seq != s || w.leaf.head != head || w.leaf.q0 != q0;
-    w.leaf.seq = s, w.leaf.head = head, w.leaf.row = t.row[s];
-    w.leaf.n_q = n_q, w.leaf.q0 = q0;
-    w.leaf.idx = 0;
-    w.leaf.n_leaves = min(1 << p.level, n_leaves - (node << p.level));
-    w.leaf.slot = t.slot[i] + (h * n_nodes + node) * n_q;
-    w.list = i, w.leaf0 = node << p.level, w.last = t.last[s];
+    int node = n_chunks == 1 ? at : gen_quotient(at, n_chunks), q0 = (at - node * n_chunks);
+    if (w.kind) node = whole;
+    q0 *= p.max_q;
+    int head = p.per_seq == 1 ? h : i - s * p.per_seq;
+    w.item.fresh = w.item.seq != s || w.item.head != head || w.item.q0 != q0;
+    w.item.seq = s, w.item.head = head, w.item.row = t.row[s];
+    w.item.n_q = n_q, w.item.q0 = q0;
+    w.item.slot = t.slot[i] + (h * n_nodes + node) * n_q;
+    w.item.only = n_nodes == 1;
+    w.list = i, w.last = t.last[s];
+    w.e = node << w.level;
+    w.e_end = min(n_entries, w.e + (1 << w.level));
+    w.item.n_pages = w.e_end - w.e;
 }
 
-/* Step to the next leaf; open becomes false behind the last. */
+/* Step to the next run; open becomes false behind the last. */
 __device__ static void gen_walk_next(const struct attn_args &a, const struct gen_plan &p,
-                                     const struct gen_tables &t, int max_q, struct gen_walk &w) {
+                                     const struct gen_tables &t, struct gen_walk &w) {
     int lane = threadIdx.x & 31, n_grid = gridDim.x;
-    if (w.leaf.idx + 1 < w.leaf.n_leaves) {
-        w.leaf.idx++;
-        w.leaf.fresh = 0;
-    } else {
+    w.first = w.e == w.e_end;
+    if (w.first) {
         if (w.n_left == 0 && w.kind == 0) {
             w.kind = 1; /* blocks with one whole node less come first */
-            w.idx = ((int)blockIdx.x - w.n_items[0] % n_grid + n_grid) % n_grid - n_grid;
-            w.n_left = w.n_items[1] > w.idx + n_grid ? (w.n_items[1] - w.idx - 1) / n_grid : 0;
+            int before = w.n_items[0] - gen_quotient(w.n_items[0], n_grid) * n_grid;
+            w.idx = (int)blockIdx.x - before - ((int)blockIdx.x >= before ? n_grid : 0);
+            w.n_left =
+                w.n_items[1] > w.idx + n_grid ? gen_quotient(w.n_items[1] - w.idx - 1, n_grid) : 0;
         }
         if (w.n_left == 0) {
             w.open = false;
-            w.leaf.n_entries = -1;
+            w.n = 0;
+            w.item.n_pages = -1;
             return;
         }
         w.n_left--;
         w.idx += w.kind ? n_grid : 1;
-        gen_walk_item(a, p, t, max_q, w);
+        gen_walk_item(a, p, t, w);
     }
-    int e = (w.leaf0 + w.leaf.idx) * ATTN_ENTRIES;
-    w.leaf.n_entries = min((int)ATTN_ENTRIES, t.n_entries[w.list] - e);
-    if (lane < w.leaf.n_entries) {
-        size_t at = gen_list(a, p, w.list) * (size_t)a.capacity + (e + lane);
-        w.page = a.page[at];
-        w.block = a.block[at];
+    w.n = min(32, w.e_end - w.e);
+    if (lane < w.n) {
+        size_t at = gen_list(a, p, w.list) * (size_t)a.capacity + (w.e + lane);
+        w.page = __ldcg(a.page + at);
+        w.block = __ldcg(a.block + at);
     }
+    w.e += w.n;
 }
 
 __device__ static void gen_walk_begin(const struct attn_args &a, const struct gen_plan &p,
-                                      const struct gen_tables &t, int max_q, struct gen_walk &w) {
-    gen_count(a, p, t, max_q, w.n_items);
-    int n_grid = gridDim.x, b = blockIdx.x, each = w.n_items[0] / n_grid;
-    int more = w.n_items[0] % n_grid;
+                                      const struct gen_tables &t, struct gen_walk &w) {
+    int longest;
+    w.level = gen_choose(a, p, t, &longest);
+    gen_count(a, p, t, w.level, w.n_items);
+    int n_grid = gridDim.x, b = blockIdx.x, each = gen_quotient(w.n_items[0], n_grid);
+    int more = w.n_items[0] - each * n_grid;
     w.kind = 0;
     w.idx = b * each + min(b, more) - 1;
     w.n_left = each + (b < more);
-    w.leaf.seq = w.leaf.head = w.leaf.q0 = -1;
-    w.leaf.idx = w.leaf.n_leaves = 0;
+    w.item.seq = w.item.head = w.item.q0 = -1;
+    w.e = w.e_end = 0;
     w.page = w.block = 0;
     w.open = true;
-    gen_walk_next(a, p, t, max_q, w);
+    gen_walk_next(a, p, t, w);
 }
 
 /* ---- Loading ---- */
@@ -208,43 +318,84 @@ struct gen_ring {
     uint32_t data, full, empty, plane; /* plane: bytes of a stage */
     int stage, n;
     uint32_t phase;
+    int turn; /* of the masks of what is seen */
     __device__ void step() {
         if (++stage == n) stage = 0, phase ^= 1;
     }
 };
+enum { GEN_FULL_ARRIVALS = COPY_ARRIVALS + 1 }; /* of a stage: the copy, and its block's number */
 
-__device__ static void gen_load_plane(struct gen_ring &ring, const void *src, uint32_t bytes) {
+/* copy_to_smem for bytes that nobody reads again: they leave the L2 cache first. */
+__device__ static inline void gen_copy(uint32_t dst, const void *src, uint32_t bytes,
+                                       uint32_t bar) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x & 31) return;
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+#else
+    copy_to_smem(dst, src, bytes, bar);
+#endif
+}
+
+/* At most `window` stages wait for memory at a time, so that what comes first in the ring also
+ * arrives first, and small loads beside it are not stuck behind: more would not be faster. */
+__device__ static inline void gen_load_plane(struct gen_shared *sh, struct gen_ring &ring,
+                                             struct gen_ring &landed, int block, const void *src,
+                                             uint32_t bytes) {
     bar_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
-    copy_to_smem(ring.data + ring.stage * ring.plane, src, bytes, ring.full + ring.stage * 8);
+    uint32_t full = ring.full + ring.stage * 8;
+    if ((threadIdx.x & 31) == 0) {
+        sh->block[ring.stage] = block;
+        bar_arrive(full);
+    }
+    gen_copy(ring.data + ring.stage * ring.plane, src, bytes, full);
     ring.step();
+    if (landed.turn > 0) landed.turn--;
+    else {
+        bar_wait(landed.full + landed.stage * 8, landed.phase);
+        landed.step();
+    }
 }
 
 __device__ static void gen_load(const struct attn_args &a, const struct gen_plan &p,
-                                struct gen_shared *sh, const struct gen_tables &t, int max_q,
+                                struct gen_shared *sh, const struct gen_tables &t,
                                 struct gen_ring ring) {
     int lane = threadIdx.x & 31, n = 0;
     uint32_t row_bytes = a.head_dim * 2;
     unsigned long long bytes = 0;
     struct gen_walk next;
-    gen_walk_begin(a, p, t, max_q, next);
-    for (;; n++) {
+    struct gen_ring landed = ring;
+    landed.turn = p.window - 1; /* stages that may still wait */
+    gen_walk_begin(a, p, t, next);
+    for (;;) {
         struct gen_walk now = next;
-        struct gen_leaf *leaf = &sh->leaf[n % GEN_LEAVES];
-        if (next.open) gen_walk_next(a, p, t, max_q, next); /* its page ids arrive meanwhile */
-        bar_wait(smem_addr(&sh->leaf_empty[n % GEN_LEAVES]), (n / GEN_LEAVES & 1) ^ 1);
-        if (lane == 0) *leaf = now.leaf;
-        __syncwarp();
-        if (lane < now.leaf.n_entries) leaf->block[lane] = now.block;
-        __syncwarp();
-        if (lane == 0) bar_arrive(smem_addr(&sh->leaf_full[n % GEN_LEAVES]));
+        if (now.first) {
+            bar_wait(smem_addr(&sh->item_empty[n % GEN_ITEMS]), (n / GEN_ITEMS & 1) ^ 1);
+            if (lane == 0) {
+                sh->item[n % GEN_ITEMS] = now.item;
+                bar_arrive(smem_addr(&sh->item_full[n % GEN_ITEMS]));
+            }
+            n++;
+        }
         if (!now.open) break;
-        for (int e = 0; e < now.leaf.n_entries; e++) {
+        for (int e = 0; e < now.n; e++) {
             int page = __shfl_sync(~0u, now.page, e), block = __shfl_sync(~0u, now.block, e);
             long long newer = (long long)now.last - (long long)block * KERN_BLOCK + 1;
             uint32_t n_tokens = newer < KERN_BLOCK ? (uint32_t)max(newer, 1ll) : KERN_BLOCK;
-            gen_load_plane(ring, attn_plane(a, page, now.leaf.head, false), ring.plane);
-            gen_load_plane(ring, attn_plane(a, page, now.leaf.head, true), n_tokens * row_bytes);
+            gen_load_plane(sh, ring, landed, block, attn_plane(a, page, now.item.head, false),
+                           ring.plane);
+            gen_load_plane(sh, ring, landed, block, attn_plane(a, page, now.item.head, true),
+                           n_tokens * row_bytes);
             bytes += (KERN_BLOCK + n_tokens) * row_bytes;
+            /* The next run's page ids arrive meanwhile. */
+            if (e == 0) gen_walk_next(a, p, t, next);
         }
     }
     if (lane == 0 && a.kv_bytes && bytes) atomicAdd(a.kv_bytes, bytes);
