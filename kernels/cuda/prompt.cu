@@ -6,8 +6,9 @@
  * One row, one result: cuBLASLt would choose another algorithm for every row count, so it is asked
  * once for each shape of weight, for PIN_ROWS rows, and what it names is used for all counts. Only
  * algorithms qualify that give an element of the output to one tile which walks K from its
- * beginning to its end: no split of K, no reduction scheme, and no workspace, which the algorithms
- * that share a tile's K among blocks (stream-K) need. Which rows share a tile then changes nothing.
+ * beginning to its end: no split of K, no reduction scheme, and no more workspace than a counter of
+ * tiles (4 bytes, from cuBLASLt 13.0 on), which could hold no partial sums: those that share a
+ * tile's K among blocks (stream-K) need more. Which rows share a tile then changes nothing.
  * A matrix whose shape finds no such algorithm goes through the skinny kernel, for every count.
  *
  * The plan depends on the weight (rows, columns, type) and on whether the output is 16-byte aligned
@@ -26,7 +27,8 @@ enum {
     PIN_ROWS = 4096, /* the row count that algorithms are chosen for */
     MAX_PLANS = 256,
     MAX_CANDIDATES = 32,
-    SLICE_ROWS = 256, /* slices are multiples of it */
+    SLICE_ROWS = 256,    /* slices are multiples of it */
+    MOST_WORKSPACE = 64, /* bytes: a counter, no sums */
 };
 
 struct lt_plan {
@@ -90,7 +92,7 @@ static bool algo_is_plain(const cublasLtMatmulAlgo_t *algo) {
     return split <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-/* The algorithm also takes few rows and odd counts, without workspace. */
+/* The algorithm also takes few rows and odd counts. */
 static bool algo_takes_any_count(struct cuda_ctx *c, const cublasLtMatmulAlgo_t *algo, int rows,
                                  int k, bool bf16, int out_stride) {
     static const int counts[] = {1, 2, 7, 8, 16, 100, 256, 1000, PIN_ROWS};
@@ -99,7 +101,7 @@ static bool algo_takes_any_count(struct cuda_ctx *c, const cublasLtMatmulAlgo_t 
         cublasLtMatmulHeuristicResult_t r = {};
         if (problem_init(c, &p, rows, k, bf16, n, out_stride) ||
             cublasLtMatmulAlgoCheck(c->lt, &p.op, &p.w, &p.x, &p.out, &p.out, algo, &r) ||
-            r.workspaceSize > 0)
+            r.workspaceSize > MOST_WORKSPACE)
             return false;
     }
     return true;
@@ -108,7 +110,7 @@ static bool algo_takes_any_count(struct cuda_ctx *c, const cublasLtMatmulAlgo_t 
 static int preference_init(struct cuda_ctx *c, cublasLtMatmulPreferenceOpaque_t *pref,
                            uint32_t out_align) {
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE, in_align = KERN_ACT_ALIGN;
-    uint64_t workspace = 0;
+    uint64_t workspace = MOST_WORKSPACE;
     const struct {
         cublasLtMatmulPreferenceAttributes_t what;
         const void *value;
@@ -145,7 +147,7 @@ static int plan_choose(struct cuda_ctx *c, struct lt_plan *p) {
                                        &problem.out, &pref, MAX_CANDIDATES, found, &n_found);
     if (status != CUBLAS_STATUS_SUCCESS) n_found = 0; /* none fits: not supported */
     for (int i = 0; i < n_found && !p->found; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize == 0 &&
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= MOST_WORKSPACE &&
             algo_is_plain(&found[i].algo) &&
             algo_takes_any_count(c, &found[i].algo, p->rows, p->k, p->bf16, out_stride)) {
             p->algo = found[i].algo;
@@ -190,7 +192,8 @@ static int multiply(struct cuda_ctx *c, const struct lt_plan *plan, int n, const
     int rc = problem_init(c, &p, plan->rows, plan->k, plan->bf16, n, out_stride);
     if (rc) return rc;
     return CUDA_NOTE_LT(c, cublasLtMatmul(c->lt, &p.op, &one, w, &p.w, x, &p.x, &zero, out, &p.out,
-                                          out, &p.out, &plan->algo, NULL, 0, c->stream));
+                                          out, &p.out, &plan->algo, c->lt_workspace, MOST_WORKSPACE,
+                                          c->stream));
 }
 
 static int skinny(struct cuda_ctx *c, int n, const struct kern_weight *w, const void *x,
