@@ -1,8 +1,9 @@
 /* How far is each CUDA kernel from its byte floor?
  *
- *   bench_kernels [--only FAMILY] [--quick] [--reps N] [--device-index N]
+ *   bench_kernels [--only FAMILY] [--match TEXT] [--quick] [--reps N] [--device-index N]
  *
- * Families: products, attention, rows, drawing. Each point is first checked: small ones against the
+ * Families: products (--match BF16, --match "Q4_K 4096x": of these some), attention, rows,
+ * drawing. Each point is first checked: small ones against the
  * CPU's reference backend, large ones by a sample of outputs computed in double on the host. Then
  * it is timed: a train of calls over at least 1 GB of distinct data where the point's data is not
  * what a step has just written (the column distinct_mb says how much), recorded as a launch graph
@@ -217,6 +218,7 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--quick")) b.quick = true;
         else if (i + 1 < argc && !strcmp(argv[i], "--only")) only = argv[++i];
+        else if (i + 1 < argc && !strcmp(argv[i], "--match")) b.match = argv[++i];
         else if (i + 1 < argc && !strcmp(argv[i], "--reps"))
             b.reps = number(argv[i], argv[i + 1]), i++;
         else if (i + 1 < argc && !strcmp(argv[i], "--device-index"))
@@ -224,7 +226,8 @@ int main(int argc, char **argv) {
         else {
             fprintf(stderr,
                     "bench_kernels: unknown word '%s'\nusage: bench_kernels [--only "
-                    "products|attention|rows|drawing] [--quick] [--reps N] [--device-index N]\n",
+                    "products|attention|rows|drawing] [--match TEXT] [--quick] [--reps N] "
+                    "[--device-index N]\n",
                     argv[i]);
             return 2;
         }

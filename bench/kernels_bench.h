@@ -21,6 +21,7 @@ struct kbench {
     double matrix;    /* operations a second of this run */
     bool counts;      /* the bandwidth is what the chip should give */
     bool quick;
+    const char *match; /* products: only those whose "dtype shape" holds it; NULL: all */
     int reps;
     uint64_t seed; /* of this run */
     uint64_t n_points, n_draws;

@@ -155,15 +155,15 @@ static const struct {
     const char *shape; /* outputs x columns */
     int rows, cols;
     enum kern_dtype t;
-    int n_rows[7]; /* of generated ones, 0 ends */
+    int n_rows[8]; /* of generated ones, 0 ends */
     int prompt;    /* rows of a prompt point, 0: none */
 } cases[] = {
-    {"4096x14336", 4096, 14336, KERN_BF16, {1, 2, 4, 5, 8, 16}, MAX_ROWS},
-    {"14336x4096", 14336, 4096, KERN_BF16, {1, 2, 4, 5, 8, 16}, 0},
-    {"28672x4096", 28672, 4096, KERN_BF16, {1, 2, 4, 5, 8, 16}, MAX_ROWS},
-    {"6144x4096", 6144, 4096, KERN_BF16, {1, 5, 8}, MAX_ROWS},
-    {"4096x4096", 4096, 4096, KERN_BF16, {1, 5, 8}, MAX_ROWS},
-    {"128256x4096", 128256, 4096, KERN_BF16, {1, 2, 4, 5, 8, 16}, 0},
+    {"4096x14336", 4096, 14336, KERN_BF16, {1, 2, 4, 5, 8, 16, 32}, MAX_ROWS},
+    {"14336x4096", 14336, 4096, KERN_BF16, {1, 2, 4, 5, 8, 16, 32}, 0},
+    {"28672x4096", 28672, 4096, KERN_BF16, {1, 2, 4, 5, 8, 16, 32}, MAX_ROWS},
+    {"6144x4096", 6144, 4096, KERN_BF16, {1, 5, 8, 32}, MAX_ROWS},
+    {"4096x4096", 4096, 4096, KERN_BF16, {1, 5, 8, 32}, MAX_ROWS},
+    {"128256x4096", 128256, 4096, KERN_BF16, {1, 2, 4, 5, 8, 16, 32}, 0},
     {"16384x2048", 16384, 2048, KERN_BF16, {1, 5, 8}, 0},
     {"2048x8192", 2048, 8192, KERN_BF16, {1, 5, 8}, 0},
     {"2048x2048", 2048, 2048, KERN_BF16, {1, 5, 8}, 0},
@@ -186,6 +186,9 @@ static const struct {
 void kbench_products(struct kbench *b) {
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct product p = {.b = b, .t = cases[c].t, .rows = cases[c].rows, .cols = cases[c].cols};
+        char name[64];
+        snprintf(name, sizeof name, "%s %s", kern_dtype_name(p.t), cases[c].shape);
+        if (b->match && !strstr(name, b->match)) continue;
         open_matrix(&p, 0);
         for (int i = 0; cases[c].n_rows[i]; i++) {
             int n = cases[c].n_rows[i];
