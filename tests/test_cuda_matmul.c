@@ -27,12 +27,12 @@ struct shape {
 };
 static const struct shape shapes[] = {
     {1, 1},       {17, 31},   {16, 64},   {50, 320},
-    {100, 1000},  {576, 576}, {15, 4100}, /* tiny: one block, many stages */
-    {1000, 2100},                         /* small, K split 4 ways */
-    {2000, 2100},                         /* mid, 4 ways */
-    {6001, 1100},                         /* mid, 2 ways */
-    {7700, 130},                          /* mid, whole K */
-    {25400, 200},                         /* tall */
+    {100, 1000},  {576, 576}, {15, 4100}, /* tiles: fewer than blocks, many steps */
+    {1000, 2100},                         /* 33..: small, K split 4 ways */
+    {2000, 2100},                         /* 33..: mid, 4 ways */
+    {6001, 1100},                         /* to 32: three tiles a block, ragged */
+    {7700, 130},                          /* ranges of one block of K, one empty */
+    {25400, 200},                         /* many passes; 33..: more blocks than fit */
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 

@@ -1,36 +1,38 @@
 /* out = x W^T for generated rows with weights of 16-bit floats: W [rows][stride], x [n][stride].
+ * Up to 32 rows go to skinny_few.cu; here more.
  *
  * Bound by memory: 4096 x 14336 are 117 MB, 27 us at 4.3 TB/s, whatever n is up to 64 (tensor cores
  * do 64 rows of a tile in a third of the time that its bytes take). Little's law asks for 30 KB in
- * flight on each of 132 SMs; a block keeps up to 90 KB, and two blocks fit an SM.
+ * flight on each of 132 SMs; a block keeps up to 90 KB, and two blocks fit an SM. Activations come
+ * from L2 once a tile of weight rows, so that the tiles are tall: 64 rows of x and 64 of W cost L2
+ * as much as twice the weights.
  *
- * How the work is cut. A block owns a tile of 16..128 weight rows and a range of K, which it walks
- * in stages of 64 or 128 columns through a ring of slots in shared memory, filled by cp.async many
- * stages ahead. A slot holds the tile's weights and the activations of all rows of the call (up to
- * 64, more rows are further blocks, scheduled next to each other so that the weights come from L2).
- * The warps of a block share the stage out: M_WARPS by weight rows, K_WARPS by columns. Where tiles
- * are few, a cluster of `split` blocks shares K too. In the end the partial sums of all K_WARPS and
- * of the cluster's blocks meet in shared memory.
+ * How the work is cut. A block owns a tile of 32 or 64 weight rows and walks K in stages of 64
+ * columns through a ring of slots in shared memory, filled by cp.async many stages ahead. A slot
+ * holds the tile's weights and the activations of all rows of the call (up to 64, more rows are
+ * further blocks, scheduled next to each other so that the weights come from L2). The warps of a
+ * block share the stage out: M_WARPS by weight rows, two by columns, a chain each. Where tiles are
+ * few, a cluster of four blocks takes the four ranges of K. In the end the partial sums of both
+ * chains and of the cluster's blocks meet in shared memory.
  *
  * mma.m16n8k16: A = 16 weight rows, B = 8 activation rows, so that a row of the call is a column of
  * B: its bits depend on no other column. Rows that a call has not got are never loaded; what stands
  * in their place flows into columns that nobody stores.
  *
- * The order of a sum is fixed by (rows, stride) alone: plan_of chooses cut and split, every warp
- * adds its columns stage by stage in one accumulator, and partial sums are added by block of the
- * cluster, then by warp. The number of B tiles and of slots follows n and changes no sum.
+ * The order of a sum is skinny.cuh's; a block that walks all ranges adds them up in registers. The
+ * cut, the number of B tiles and of slots change no sum.
  *
  * Weights are constant, so the ring is filled with them before pdl_wait(): the first bytes are on
  * their way while the kernel before still runs. Its activations follow by plain loads; from then on
  * both go through cp.async. (One group for both at the start would make the first stage wait for
  * the weights of all others.)
  *
- * Shared memory: a row of a stage is 8 or 16 chunks of 16 bytes, chunk c of row r at c ^ (r & 7):
+ * Shared memory: a row of a stage is 8 chunks of 16 bytes, chunk c of row r at c ^ (r & 7):
  * ldmatrix reads 8 rows of one chunk, cp.async writes 8 chunks of one row, both without conflicts.
  *
  * Mixed types (a bf16 matrix after f16 activations or the reverse; rare) are multiplied in f16,
  * converted after ldmatrix. */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/skinny.cuh"
 
 /* ---- Cuts ---- */
 
@@ -38,16 +40,15 @@ enum {
     SMEM_LIMIT = 99 << 10, /* a block's, on every chip from sm_80; two blocks an SM on sm_90 */
     MAX_SLOTS = 16,
     MAX_N_TILES = 8, /* 64 rows a pass */
-    MAX_SPLIT = 4,   /* blocks of a cluster */
     RED_PAD = 4,
 };
 
-template <int M_WARPS_, int K_WARPS_, int M_TILES_, int K_STAGE_> struct cut {
+template <int M_WARPS_, int M_TILES_> struct cut {
     enum {
         M_WARPS = M_WARPS_,
-        K_WARPS = K_WARPS_,
         M_TILES = M_TILES_, /* tiles of 16 weight rows a warp */
-        K_STAGE = K_STAGE_,
+        K_WARPS = CHAINS,
+        K_STAGE = BLOCK_COLS,
         THREADS = 32 * M_WARPS * K_WARPS,
         ROWS = 16 * M_WARPS * M_TILES,
         K_WARP = K_STAGE / K_WARPS, /* columns of a stage that a warp multiplies */
@@ -57,14 +58,12 @@ template <int M_WARPS_, int K_WARPS_, int M_TILES_, int K_STAGE_> struct cut {
         W_BYTES = ROWS * PITCH,
         W_LOADS = ROWS / ROW_STEP,
     };
-    static_assert(K_WARP % 32 == 0, "B comes in pairs of k16");
+    static_assert(K_WARP == 32, "a pair of k16");
     static_assert(ROW_STEP % 8 == 0, "one swizzle for all of a thread's rows");
     static_assert(ROWS % ROW_STEP == 0, "whole loads");
 };
-typedef cut<1, 4, 1, 128> cut_tiny;  /* 16 rows */
-typedef cut<2, 4, 1, 128> cut_small; /* 32 */
-typedef cut<4, 2, 1, 128> cut_mid;   /* 64 */
-typedef cut<4, 2, 2, 64> cut_tall;   /* 128 */
+typedef cut<2, 1> cut_small; /* 32 rows */
+typedef cut<4, 1> cut_mid;   /* 64 */
 
 template <class C, int N_TILES> struct ring {
     enum {
@@ -82,63 +81,11 @@ template <class C, int N_TILES> struct ring {
     static_assert(RED_BYTES <= SLOTS * SLOT, "partial sums take the ring's place");
 };
 
-/* Which product: types of W and x. */
-enum form { FORM_BF16, FORM_F16, FORM_W_BF16, FORM_X_BF16 };
-
-struct skinny_args {
-    const uint16_t *w; /* [rows16][stride] */
-    const uint16_t *x; /* [n][stride] */
-    float *out;
-    int rows, rows16, stride;
-    int n, chunk; /* rows of the call; rows of a pass */
-    int out_stride;
-    int n_stages;  /* of the whole K */
-    int log_split; /* 2^.. blocks of a cluster share them */
-};
-
 /* ---- Instructions ---- */
 
-__device__ static inline uint32_t smem_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-/* 16 bytes, or zeros where there is nothing to read. */
-__device__ static inline void copy_async(uint32_t dst, const void *src, bool any) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                 "r"(any ? 16 : 0)
+__device__ static inline void copy_async(uint32_t dst, const void *src) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src)
                  : "memory");
-}
-__device__ static inline void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int N> __device__ static inline void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-__device__ static inline void load_matrix4(uint32_t r[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-}
-template <bool BF16>
-__device__ static inline void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    if (BF16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ static inline void bf16_to_f16(uint32_t v[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __half2 h = __halves2half2(to_act_half(__uint_as_float(v[i] << 16)),
-                                   to_act_half(__uint_as_float(v[i] & 0xffff0000u)));
-        v[i] = *(uint32_t *)&h;
-    }
 }
 
 /* All threads of the cluster: shared memory written before is visible behind it. */
@@ -176,7 +123,6 @@ template <class C, int N_TILES> struct loader {
     const uint16_t *w, *x;   /* the thread's first chunk of stage 0 */
     size_t w_step, x_step;   /* elements between a thread's rows */
     int w_rows, x_rows;      /* rows that exist from the thread's first on */
-    int k, stride;           /* first column of the thread's chunk in stage 0 */
     uint32_t w_smem, x_smem; /* in slot 0 */
 
     __device__ loader(const skinny_args &a, int tile, int pass, uint32_t smem) {
@@ -187,28 +133,24 @@ template <class C, int N_TILES> struct loader {
         w_step = x_step = (size_t)C::ROW_STEP * a.stride;
         w_rows = a.rows16 - first;
         x_rows = min(a.chunk, a.n - pass * a.chunk) - row;
-        k = chunk * 8;
-        stride = a.stride;
         w_smem = smem + row * C::PITCH + ((chunk ^ (row & 7)) << 4);
         x_smem = w_smem + C::W_BYTES;
     }
     __device__ void load_w(int stage, int slot) const {
         int at = stage * C::K_STAGE;
-        bool any = C::K_STAGE == 64 || k + at < stride;
 #pragma unroll
         for (int i = 0; i < C::W_LOADS; i++)
             if (i * C::ROW_STEP < w_rows)
                 copy_async(w_smem + slot * R::SLOT + i * C::ROW_STEP * C::PITCH,
-                           w + i * w_step + (any ? at : 0), any);
+                           w + i * w_step + at);
     }
     __device__ void load_x(int stage, int slot) const {
         int at = stage * C::K_STAGE;
-        bool any = C::K_STAGE == 64 || k + at < stride;
 #pragma unroll
         for (int i = 0; i < R::X_LOADS; i++)
             if (i * C::ROW_STEP < x_rows)
                 copy_async(x_smem + slot * R::SLOT + i * C::ROW_STEP * C::PITCH,
-                           x + i * x_step + (any ? at : 0), any);
+                           x + i * x_step + at);
     }
     /* Activations of stages [first, first + BATCH) that lie before `end` into slots `slot`.. by
      * plain loads: they have arrived when this returns. */
@@ -219,7 +161,7 @@ template <class C, int N_TILES> struct loader {
 #pragma unroll
             for (int i = 0; i < R::X_LOADS; i++) {
                 int at = (first + s) * C::K_STAGE;
-                bool any = first + s < end && i * C::ROW_STEP < x_rows && k + at < stride;
+                bool any = first + s < end && i * C::ROW_STEP < x_rows;
                 v[s][i] = make_uint4(0, 0, 0, 0);
                 if (any) v[s][i] = __ldcg((const uint4 *)(x + i * x_step + at));
             }
@@ -228,10 +170,8 @@ template <class C, int N_TILES> struct loader {
 #pragma unroll
             for (int i = 0; i < R::X_LOADS; i++)
                 if (first + s < end && i * C::ROW_STEP < x_rows)
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                                     x_smem + (slot + s) * R::SLOT + i * C::ROW_STEP * C::PITCH),
-                                 "r"(v[s][i].x), "r"(v[s][i].y), "r"(v[s][i].z), "r"(v[s][i].w)
-                                 : "memory");
+                    store_shared16(x_smem + (slot + s) * R::SLOT + i * C::ROW_STEP * C::PITCH,
+                                   v[s][i]);
     }
 };
 
@@ -297,23 +237,37 @@ __device__ static inline void store_sums(const float *red, const skinny_args &a,
     for (int e = blockIdx.x * C::THREADS + threadIdx.x; e < n * C::ROWS; e += split * C::THREADS) {
         int row = e % C::ROWS, col = e / C::ROWS;
         const float *p = red + col * R::RED_PITCH + row;
-        float v[MAX_SPLIT][C::K_WARPS], sum;
+        float v[RANKS][CHAINS];
 #pragma unroll
-        for (int rank = 0; rank < MAX_SPLIT; rank++)
+        for (int rank = 0; rank < RANKS; rank++)
 #pragma unroll
-            for (int k = 0; k < C::K_WARPS; k++) {
+            for (int k = 0; k < CHAINS; k++) {
                 const float *at = p + k * 8 * N_TILES * R::RED_PITCH;
                 if (split == 1 && rank == 0) v[rank][k] = *at;
                 else if (rank < split) v[rank][k] = cluster_load(smem_address(at), rank);
             }
-        sum = v[0][0];
 #pragma unroll
-        for (int rank = 0; rank < MAX_SPLIT; rank++)
+        for (int rank = 1; rank < RANKS; rank++)
 #pragma unroll
-            for (int k = rank == 0; k < C::K_WARPS; k++)
-                if (rank < split) sum += v[rank][k];
-        if (row < left) out[(size_t)col * a.out_stride + row] = sum;
+            for (int k = 0; k < CHAINS; k++)
+                if (rank < split) v[0][k] += v[rank][k];
+        if (row < left) out[(size_t)col * a.out_stride + row] = v[0][0] + v[0][1];
     }
+}
+
+/* A range of K has been walked: its sum joins those before, and the next begins. */
+template <class C, int N_TILES>
+__device__ static inline void end_range(float sum[C::M_TILES][N_TILES][4],
+                                        float acc[C::M_TILES][N_TILES][4], bool first) {
+#pragma unroll
+    for (int m = 0; m < C::M_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sum[m][n][i] = first ? acc[m][n][i] : sum[m][n][i] + acc[m][n][i];
+                acc[m][n][i] = 0;
+            }
 }
 
 /* Grid: (blocks of a cluster, passes over the rows of the call, tiles of weight rows). */
@@ -322,12 +276,12 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
     skinny_plain_kernel(const __grid_constant__ skinny_args a) {
     typedef ring<C, N_TILES> R;
     extern __shared__ __align__(128) uint8_t smem[];
-    int tile = blockIdx.z, pass = blockIdx.y;
-    int begin = a.n_stages * (int)blockIdx.x >> a.log_split;
-    int end = a.n_stages * (int)(blockIdx.x + 1) >> a.log_split;
+    int tile = blockIdx.z, pass = blockIdx.y, ranks = RANKS >> a.log_split;
+    int rank = blockIdx.x * ranks, last = rank + ranks;
+    int begin = rank_begin(a.n_blocks, rank), end = rank_begin(a.n_blocks, last);
     int warp = threadIdx.x / 32, m_warp = warp % C::M_WARPS, k_warp = warp / C::M_WARPS;
     loader<C, N_TILES> load(a, tile, pass, smem_address(smem));
-    float acc[C::M_TILES][N_TILES][4] = {};
+    float acc[C::M_TILES][N_TILES][4] = {}, sum[C::M_TILES][N_TILES][4];
 
     pdl_trigger();
     for (int s = 0; s < R::SLOTS - 1; s++) {
@@ -338,58 +292,50 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
     int first_end = min(end, begin + R::SLOTS - 1);
 #pragma unroll 1
     for (int s = begin; s < first_end; s += R::BATCH) load.store_x(s, first_end, s - begin);
-    for (int s = begin, slot = 0; s < end; s++) {
-        copy_wait<R::SLOTS - 2>(); /* stage s is here ... */
-        __syncthreads();           /* ... for all, and all have left the slot before it */
-        int before = slot == 0 ? R::SLOTS - 1 : slot - 1, next = s + R::SLOTS - 1;
-        if (next < end) {
-            load.load_w(next, before);
-            load.load_x(next, before);
+    int s = begin, slot = 0;
+#pragma unroll 1
+    for (int r = rank; r < last; r++) {
+        for (int range_end = rank_begin(a.n_blocks, r + 1); s < range_end; s++) {
+            copy_wait<R::SLOTS - 2>(); /* stage s is here ... */
+            __syncthreads();           /* ... for all, and all have left the slot before it */
+            int before = slot == 0 ? R::SLOTS - 1 : slot - 1, next = s + R::SLOTS - 1;
+            if (next < end) {
+                load.load_w(next, before);
+                load.load_x(next, before);
+            }
+            copy_commit();
+            multiply<C, N_TILES, FORM>(acc, smem_address(smem) + slot * R::SLOT, m_warp, k_warp);
+            if (++slot == R::SLOTS) slot = 0;
         }
-        copy_commit();
-        multiply<C, N_TILES, FORM>(acc, smem_address(smem) + slot * R::SLOT, m_warp, k_warp);
-        if (++slot == R::SLOTS) slot = 0;
+        end_range<C, N_TILES>(sum, acc, r == rank);
     }
     copy_wait<0>();
     __syncthreads();
-    store_partial<C, N_TILES>((float *)smem, acc, m_warp, k_warp);
+    store_partial<C, N_TILES>((float *)smem, sum, m_warp, k_warp);
     if (gridDim.x > 1) cluster_sync();
     else __syncthreads();
     store_sums<C, N_TILES>((const float *)smem, a, tile, pass);
     if (gridDim.x > 1) cluster_meet(); /* nobody leaves while others read from it */
 }
 
-/* ---- Choice and launch ---- */
+/* ---- Choice and launch: cuts change no bits ---- */
 
-enum cut_kind { CUT_TINY, CUT_SMALL, CUT_MID, CUT_TALL };
+enum cut_kind { CUT_SMALL, CUT_MID };
 struct skinny_plan {
     enum cut_kind kind;
-    int split; /* blocks that share K */
+    int split; /* 1 or RANKS: blocks that share K */
 };
 
-/* The tallest tiles (activations are read once a tile) that still occupy the chip, by splitting K
- * where need be, but no block less than 4 stages. A function of the weight's shape and the chip. */
-static struct skinny_plan plan_of(const struct cuda_ctx *c, int rows, int stride) {
-    static const struct {
-        enum cut_kind kind;
-        int rows, k_stage;
-    } cuts[] = {{CUT_MID, cut_mid::ROWS, cut_mid::K_STAGE},
-                {CUT_SMALL, cut_small::ROWS, cut_small::K_STAGE}};
-    int enough = c->n_sms - c->n_sms / 8, max_split = c->sm >= 90 ? MAX_SPLIT : 1;
-    if (rows >= c->n_sms * 3 / 2 * cut_tall::ROWS) return {CUT_TALL, 1};
-    for (int i = 0; i < 2; i++) {
-        int tiles = (rows + cuts[i].rows - 1) / cuts[i].rows;
-        int stages = (stride + cuts[i].k_stage - 1) / cuts[i].k_stage;
-        for (int split = 1; split <= max_split; split *= 2) {
-            if (split > 1 && stages / split < 4) break;
-            if (tiles * split < enough) continue;
-            /* Two blocks an SM keep more bytes in flight, where K is long. */
-            bool twice =
-                split < max_split && tiles * split <= c->n_sms && stages / (2 * split) >= 16;
-            return {cuts[i].kind, twice ? 2 * split : split};
-        }
-    }
-    return {CUT_TINY, 1};
+/* The tallest tiles (activations are read once a tile) whose blocks, with K split among four or
+ * not, occupy the chip and fit it at once. */
+static struct skinny_plan plan_of(const struct cuda_ctx *c, int rows, int n_blocks) {
+    int enough = c->n_sms - c->n_sms / 4, most = 2 * c->n_sms;
+    bool can_split = c->sm >= 90 && n_blocks >= 4 * RANKS;
+    int tiles = (rows + cut_mid::ROWS - 1) / cut_mid::ROWS;
+    if (tiles >= enough) return {CUT_MID, 1};
+    if (can_split && tiles * RANKS >= enough && tiles * RANKS <= most) return {CUT_MID, RANKS};
+    tiles = (rows + cut_small::ROWS - 1) / cut_small::ROWS;
+    return {CUT_SMALL, can_split && tiles * RANKS <= most ? RANKS : 1};
 }
 
 template <class C, int N_TILES, int FORM>
@@ -407,9 +353,8 @@ static int launch(struct cuda_ctx *c, struct skinny_args a, int split) {
         if (rc) return rc;
         allowed |= bit;
     }
-    a.n_stages = (a.stride + C::K_STAGE - 1) / C::K_STAGE;
-    a.log_split = split == 4 ? 2 : split == 2 ? 1 : 0;
-    int longest = (a.n_stages + split - 1) / split;
+    a.log_split = split == RANKS ? 2 : 0;
+    int longest = (a.n_blocks + split - 1) / split;
     int slots = longest < R::SLOTS ? longest : (int)R::SLOTS;
     int bytes = slots * R::SLOT > R::RED_BYTES ? slots * R::SLOT : (int)R::RED_BYTES;
 
@@ -429,32 +374,15 @@ static int launch(struct cuda_ctx *c, struct skinny_args a, int split) {
     return CUDA_NOTE(c, cudaLaunchKernelEx(&config, kernel, a));
 }
 
-template <class C, int FORM>
-static int launch_tiles(struct cuda_ctx *c, const struct skinny_args &a, int split) {
-    if (FORM == FORM_W_BF16 || FORM == FORM_X_BF16) /* rare: one instance */
-        return launch < C, 4, FORM == FORM_W_BF16 ? FORM_W_BF16 : FORM_X_BF16 > (c, a, split);
-    const int own = FORM == FORM_BF16 ? FORM_BF16 : FORM_F16;
-    if (a.chunk <= 8) return launch<C, 1, own>(c, a, split);
-    if (a.chunk <= 16) return launch<C, 2, own>(c, a, split);
-    if (a.chunk <= 32) return launch<C, 4, own>(c, a, split);
-    return launch<C, MAX_N_TILES, own>(c, a, split);
-}
-
 template <int FORM> static int launch_form(struct cuda_ctx *c, struct skinny_args a) {
-    struct skinny_plan plan = plan_of(c, a.rows, a.stride);
-    int most = FORM == FORM_BF16 || FORM == FORM_F16 ? MAX_N_TILES * 8 : 32;
-    int passes = (a.n + most - 1) / most;
+    const bool own = FORM == FORM_BF16 || FORM == FORM_F16;
+    const int n_tiles = own ? MAX_N_TILES : 4; /* of mixed types */
+    if (a.n <= FEW_MAX) return cuda_skinny_few(c, &a, (enum form)FORM);
+    struct skinny_plan plan = plan_of(c, a.rows, a.n_blocks);
+    int passes = (a.n + n_tiles * 8 - 1) / (n_tiles * 8);
     a.chunk = ((a.n + passes - 1) / passes + 7) & ~7;
-    switch (plan.kind) {
-    case CUT_TINY:
-        return launch_tiles<cut_tiny, FORM>(c, a, plan.split);
-    case CUT_SMALL:
-        return launch_tiles<cut_small, FORM>(c, a, plan.split);
-    case CUT_MID:
-        return launch_tiles<cut_mid, FORM>(c, a, plan.split);
-    default:
-        return launch_tiles<cut_tall, FORM>(c, a, plan.split);
-    }
+    if (plan.kind == CUT_MID) return launch<cut_mid, n_tiles, FORM>(c, a, plan.split);
+    return launch<cut_small, n_tiles, FORM>(c, a, plan.split);
 }
 
 int cuda_skinny_plain(struct cuda_ctx *c, int n, const struct kern_weight *w, const void *x,
@@ -467,6 +395,7 @@ int cuda_skinny_plain(struct cuda_ctx *c, int n, const struct kern_weight *w, co
     a.rows = w->rows;
     a.rows16 = (w->rows + 15) & ~15;
     a.stride = plain_stride(w->cols);
+    a.n_blocks = a.stride / BLOCK_COLS;
     a.n = n;
     a.out_stride = out_stride;
     if (w->dtype == KERN_BF16)
