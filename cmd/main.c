@@ -25,8 +25,8 @@ enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static int help(FILE *to) {
     fprintf(to, "Usage: tandem COMMAND [options]\n\n"
-                "A small serving engine for language models. This version runs on the CPU,\n"
-                "with speculation and sparse reading; CUDA is the next step.\n\nCommands:\n");
+                "A small serving engine for language models, on CPUs and on one NVIDIA GPU, with\n"
+                "speculation and sparse reading of long contexts.\n\nCommands:\n");
     for (int i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].about);
     fprintf(to, "\n'tandem COMMAND --help' tells the rest. Data goes to stdout, talk to stderr.\n");
