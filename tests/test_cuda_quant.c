@@ -400,9 +400,10 @@ static void test_cuda_quant_products_are_near(void) {
 /* More strips than the chip has room for at once; K cut in every way that the cut of a wide matrix
  * knows. */
 static void test_cuda_quant_large(void) {
-    static const struct shape big[] = {{2050, 4096}, {8200, 2304}, {24010, 512}, {4096, 5120}};
+    static const struct shape big[] = {
+        {2050, 4096}, {8200, 2304}, {24010, 512}, {4096, 5120}, {43001, 256}};
     struct rig cuda = {.k = cuda_or_skip()}, cpu = {.k = cpu_twin()};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         check_product(&cuda, &cpu, KERN_Q8_0, big[i], 3, 1);
         check_product(&cuda, &cpu, KERN_Q4_K, big[i], 2, 1);
         check_product(&cuda, &cpu, KERN_Q6_K, big[i], 1, 1);

@@ -145,6 +145,11 @@ template <enum kern_dtype T> QUANT_FN int quant_high_bit(int b, int h, int e) {
 template <enum kern_dtype T> QUANT_FN float quant_unit(int h) {
     return h && !quant<T>::BYTES ? 1048576.f : 16777216.f;
 }
+/* An operand of row g + 8 h that holds -OFFSET twice. */
+template <enum kern_dtype T> QUANT_FN uint32_t quant_minus_offset(int h) {
+    return 0x80008000u |
+           (uint32_t)quant<T>::OFFSET * (h && !quant<T>::BYTES ? 0x00100010u : 0x00010001u);
+}
 
 /* Bytes 0..7 and 8..15 of 16 bytes of a row of activations (columns 8 j .. 8 j + 7, j < 4 in a
  * block of 32) go to these bytes of the row's 64 of that block in shared memory. */
@@ -265,14 +270,36 @@ QUANT_FN float quant_as_float(uint32_t bits) {
     return v.f;
 #endif
 }
-/* (byte i of a word - offset) * d for an f16 d, exact. */
-QUANT_FN float quant_times_byte(uint32_t word, int i, float d, int offset) {
+/* (w & mask) | v, in one instruction. */
+QUANT_FN uint32_t quant_lop(uint32_t w, uint32_t mask, uint32_t v) {
+#ifdef __CUDA_ARCH__
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(w), "r"(mask), "r"(v));
+    return r;
+#else
+    return (w & mask) | v;
+#endif
+}
+QUANT_FN uint32_t quant_perm(uint32_t a, uint32_t b, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(a, b, selector);
+#else
+    uint64_t both = (uint64_t)b << 32 | a;
+    uint32_t r = 0;
+    for (int i = 0; i < 4; i++) r |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return r;
+#endif
+}
+/* (byte i of a word - offset) * d for an f16 d, exact. magic: 0x47000000 in a register (as a
+ * constant it would take the place of the selector, which then has to be loaded each time). */
+QUANT_FN float quant_times_byte(uint32_t word, int i, float d, int offset, uint32_t magic) {
 #ifdef __CUDA_ARCH__
     /* The byte becomes bits 8..15 of 2^15, whose unit is 1; 2^15 + offset times an f16 is exact, so
      * one fused operation takes it off. */
-    float v = __uint_as_float(__byte_perm(word, 0x47000000u, 0x7404u | (uint32_t)i << 4));
+    float v = __uint_as_float(__byte_perm(word, magic, 0x7404u | (uint32_t)i << 4));
     return fmaf(v, d, -(32768.f + (float)offset) * d);
 #else
+    (void)magic;
     return (float)((int)(word >> 8 * i & 255) - offset) * d;
 #endif
 }
@@ -281,7 +308,10 @@ QUANT_FN float quant_times_byte(uint32_t word, int i, float d, int offset) {
 template <enum kern_dtype T> struct quant_scales {
     uint32_t raw[2][4]; /* [h]; K formats: scales, scales, minima, minima; Q6_K: scales */
     float d[2], dmin[2];
+    uint32_t magic;
 
+    __host__ __device__ __forceinline__ explicit quant_scales(uint32_t magic_ = 0x47000000u)
+        : magic(magic_) {}
     /* From a tile in shared or device memory. */
     __host__ __device__ __forceinline__ void load(const uint8_t *tile, int g) {
         using Q = quant<T>;
@@ -306,65 +336,42 @@ template <enum kern_dtype T> struct quant_scales {
         d[h] = quant_f16(v.x & 0xffff);
         dmin[h] = -quant_f16(v.x >> 16);
         raw[h][0] = v.y & 0x3f3f3f3fu;
-        raw[h][1] = (v.w & 0x0f0f0f0fu) | (v.y >> 2 & 0x30303030u);
+        raw[h][1] = quant_lop(v.y >> 2, 0x30303030u, v.w & 0x0f0f0f0fu);
         raw[h][2] = v.z & 0x3f3f3f3fu;
-        raw[h][3] = (v.w >> 4 & 0x0f0f0f0fu) | (v.z >> 2 & 0x30303030u);
+        raw[h][3] = quant_lop(v.z >> 2, 0x30303030u, v.w >> 4 & 0x0f0f0f0fu);
     }
     /* dw of block s of 32 (0..K / 32 - 1), its half `half` (Q6_K only), row h. Exact. */
     __host__ __device__ __forceinline__ float scale(int s, int half, int h) const {
         if (T == KERN_Q6_K) {
             int i = 2 * s + half;
-            return quant_times_byte(raw[h][i / 4], i % 4, d[h], 128);
+            return quant_times_byte(raw[h][i / 4], i % 4, d[h], 128, magic);
         }
-        if (quant<T>::SUPER) return quant_times_byte(raw[h][s / 4], s % 4, d[h], 0);
+        if (quant<T>::SUPER) return quant_times_byte(raw[h][s / 4], s % 4, d[h], 0, magic);
         if (quant<T>::MIN) return quant_f16(raw[h][s] & 0xffff);
         return quant_f16(h ? raw[0][s] >> 16 : raw[0][s] & 0xffff);
+    }
+    /* K formats: scale() then answers for the tile's second half as it did for the first. */
+    __host__ __device__ __forceinline__ void next_half() {
+        for (int h = 0; h < 2; h++) {
+            raw[h][0] = raw[h][T == KERN_Q6_K ? 2 : 1];
+            raw[h][1] = raw[h][T == KERN_Q6_K ? 3 : 1];
+        }
+    }
+    /* The 6-bit minima of blocks 2 t, 2 t + 1 as an operand of 16-bit floats: 0x43004300 makes them
+     * 128 + minimum in bf16. */
+    __host__ __device__ __forceinline__ uint32_t min_pair(int t, int h) const {
+        uint32_t w = quant_perm(raw[h][2], raw[h][3], (uint32_t)(0x0100 + 0x0202 * t));
+        return quant_lop(w, 0x003f003fu, 0x43004300u);
     }
     /* mw of block s, row h: what is added. Exact. */
     __host__ __device__ __forceinline__ float min(int s, int h) const {
         if (!quant<T>::MIN) return 0;
-        if (quant<T>::SUPER) return quant_times_byte(raw[h][2 + s / 4], s % 4, dmin[h], 0);
+        if (quant<T>::SUPER) return quant_times_byte(raw[h][2 + s / 4], s % 4, dmin[h], 0, magic);
         return quant_f16(raw[h][s] >> 16);
     }
 };
 
 /* ---- Values ---- */
-
-/* (w & mask) | v, in one instruction. */
-QUANT_FN uint32_t quant_lop(uint32_t w, uint32_t mask, uint32_t v) {
-#ifdef __CUDA_ARCH__
-    uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(w), "r"(mask), "r"(v));
-    return r;
-#else
-    return (w & mask) | v;
-#endif
-}
-/* Two f16 differences, exact here. */
-QUANT_FN uint32_t quant_sub(uint32_t a, uint32_t b) {
-#ifdef __CUDA_ARCH__
-    uint32_t r;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-#else
-    uint32_t r = 0;
-    for (int i = 0; i < 2; i++) {
-        float f = quant_f16(a >> 16 * i & 0xffff) - quant_f16(b >> 16 * i & 0xffff);
-        r |= (uint32_t)__half_raw(__float2half(f)).x << 16 * i;
-    }
-    return r;
-#endif
-}
-QUANT_FN uint32_t quant_perm(uint32_t a, uint32_t b, uint32_t selector) {
-#ifdef __CUDA_ARCH__
-    return __byte_perm(a, b, selector);
-#else
-    uint64_t both = (uint64_t)b << 32 | a;
-    uint32_t r = 0;
-    for (int i = 0; i < 4; i++) r |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
-    return r;
-#endif
-}
 
 /* A lane's stored bits of a group of 64 columns. */
 template <enum kern_dtype T> struct quant_words {
@@ -384,8 +391,8 @@ template <enum kern_dtype T> struct quant_words {
             high[0] = v.x, high[1] = v.y;
         }
     }
-    /* Stored bits of half b as f16 times quant_unit; Q6_K: - OFFSET. A operands of the mma of e
-     * 0..3 and of e 4..7. */
+    /* Stored bits of half b as f16, which times quant_unit are the stored values: A operands of the
+     * mma of e 0..3 and of e 4..7. */
     __host__ __device__ __forceinline__ void operands(int b, uint32_t a[2][4]) const {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -415,10 +422,6 @@ template <enum kern_dtype T> struct quant_words {
             uint32_t bits = s < 4 ? from << (4 - s) : from >> (s - 4);
             a[0] = quant_lop(bits, MASK * 0x00100010u, a[0]);
             a[1] = quant_lop(bits, MASK * 0x01000100u, a[1]);
-        }
-        if (T == KERN_Q6_K) {
-            a[0] = quant_sub(a[0], 0x00200020u);
-            a[1] = quant_sub(a[1], 0x02000200u);
         }
     }
 };

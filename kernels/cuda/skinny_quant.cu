@@ -1,28 +1,37 @@
 /* Products of generated rows with quantised weights: out = x W^T for 1..16 rows a pass.
  *
  * WHAT BOUNDS IT. Every weight is read once a pass, 0.56 (Q4_K) to 1.06 (Q8_0) bytes of it. An H200
- * gives an SM 18.5 bytes a clock, so 512 weights of Q4_K (a strip of 16 rows x 32 columns) every
- * 15.5 clocks: 62 issue slots of each of the four schedulers for what is here ~40 instructions a
- * warp. 26..34 KB must be under way on each SM all the time.
+ * gives an SM 18.5 bytes a clock, so 16 rows x 32 columns of Q4_K every 15.5 clocks: 62 issue slots
+ * of the four schedulers together for what is 37 instructions of one warp (25 for the products, 7
+ * for scales and minima, 5 for the ring). 34 KB must be under way on each SM all the time, also
+ * while one kernel ends and the next begins.
  *
- * HOW. A warp takes one strip of 16 rows and a share of K. Tiles (quant.cuh) arrive in a ring of
- * its own in shared memory by cp.async, the first ones asked for before pdl_wait(). The stored
- * integers become subnormal f16 by one mask a pair and are multiplied as they are by mma.m16n8k16
- * into a fresh f32 accumulator for each block of 32 columns (16 for Q6_K), which is then scaled and
- * added in f32. What the rows' minima and the formats' offsets add is a product with the sum of x
- * over the block, kept in sums of its own:
- *   out = unit * sum dw c + sum mw s     or     unit * sum dw c - OFFSET * sum dw s
- * The sums s are made once a block, in f32, when x comes into shared memory. Scaling the weights in
- * f16 instead would take a subtraction and an HFMA2 for each pair (16 a block) where this takes 8
- * FFMA, round every weight once more (and dw = d * sc of the K formats a second time), and overflow
- * where f16 does.
+ * HOW. A block an SM takes a run of strips of 16 rows and all of K, two strips at once; its warps
+ * cut K, and the strips too where they are many. Tiles (quant.cuh) come by bulk copies into a ring
+ * of the warp's own in shared memory, asked for before pdl_wait(); x comes the same way, by
+ * cp.async, into the same slots: loads on demand would queue behind all that is under way (some 3
+ * us; reading x one group of 64 columns ahead took 18.7 us where this takes 10.9). A column of x
+ * meets one warp of the block alone, so no block-wide barrier is needed before the end. A block
+ * takes at most half of an SM, so that the next kernel's block fills its rings beside it: DRAM
+ * stays busy over the end of a product and the start of the next (one block of twice the warps on
+ * an SM: 17.5 us instead of 10.9).
  *
- * K is cut (by the shape of the weight alone) among `wk` warps of a block, tiles taking turns, and
- * `split` blocks of a cluster, one run of tiles each; their partial sums are added in that order.
- * Clusters share what else would be the bulk of the traffic where K is long: x, of which a block
- * then reads 1 / split for wm strips. Without clusters (before sm_90) wk alone cuts K.
- * Row counts change nothing in the order: they choose between one and two mma columns of 8 rows and
- * how often the weights are passed over. */
+ * The stored integers become subnormal f16 by one mask a pair and are multiplied as they are by
+ * mma.m16n8k16 into a fresh f32 accumulator for each block of 32 columns (16 for Q6_K), which is
+ * then scaled and added in f32. The formats' offsets enter as that accumulator's initial value,
+ * -OFFSET times the sum of x over the block, itself a product with a constant operand that the
+ * strips share. Minima: the sums of x come from products with ones. Those of the K formats are
+ * 6-bit integers, exact in bf16, and are multiplied with the sums of the eight blocks of a tile,
+ * split into three bf16 each, by two mma. (The sums get into operand B's order by multiplying the
+ * other way round: x as operand A.)
+ *
+ * ONE ORDER. The shape of the weight alone says how K is cut among the warps; a warp adds its
+ * tiles one after another, and the warps' partial sums are added in their order. Which block takes
+ * which strips, how many at once, the rings and the mma columns change no sum.
+ *
+ * H200, 4096 x 14336, us, 1 and 8 rows (bytes alone): Q8_0 16.2, 18.3 (13.7); Q4_K 10.9, 14.4
+ * (7.3); Q4_0 10.3, 12.7 (7.3); Q4_1 11.4, 13.7 (8.1); Q5_0 12.9 (8.9); Q5_1 13.3 (9.7); Q5_K
+ * 13.5, 15.9 (8.9); Q6_K 17.5, 17.9 (10.6). */
 
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/quant.cuh"
@@ -30,287 +39,500 @@
 namespace {
 
 enum {
-    MAX_WARPS = 16,    /* of a block */
-    RING_BYTES = 5120, /* of a warp, about */
-    RED_STRIDE = 20,   /* floats between two columns of partial sums: free of bank conflicts */
-    MAX_SPLIT = 8,     /* blocks of a cluster that every chip allows */
-    WANT_WARPS = 1480, /* enough to fill 132 SMs at ~11 warps */
+    MOST_WARPS = 8,      /* of a block: 128 registers a thread, two blocks on an SM */
+    MAX_SLOTS = 15,      /* of a warp's ring */
+    BAR_BYTES = 128,     /* their barriers and a word */
+    RED_STRIDE = 20,     /* floats between two columns of partial sums: free of bank conflicts */
+    HALF_SM = 113 << 10, /* shared memory of a block of which two fit an SM of the H200 */
 };
 
 struct job {
     const uint8_t *weights;
     const void *x;
     float *out;
-    int n, rows, tiles; /* tiles of a strip */
+    int n, rows, strips, tiles; /* tiles of a strip */
     int x_stride, out_stride;
-    int wm, wk, split; /* warps of a block: over strips, over K; blocks over K */
-    int passes;        /* over the weights, of 8 * NT rows of x each */
-    int x_rows;        /* rows of x that a pass may have: min(n, 8 * NT) */
-    int slots;         /* tiles that a warp's ring holds */
-    int chunk;         /* tiles whose columns of x are in shared memory at once */
+    int wm, wk;      /* warps of a block: over strips, over K */
+    int blocks;      /* of a pass; each takes a run of strips, S at once */
+    int passes;      /* over the weights, of 8 * NT rows of x each */
+    int x_step;      /* rows of x that a warp copies at once */
+    int per;         /* groups of 64 columns that a slot of the ring holds */
+    int slot, slots; /* bytes; of a warp's ring */
+    size_t pitch;    /* bytes of a strip */
+    int rounds;      /* of S strips, whose partial sums are kept until the block adds them */
+    int red, region; /* bytes of a warp: where partial sums begin, all */
     bool bf16;
 };
 
-/* Formats that need the sums of x: all but Q6_K, whose operands are signed. */
-template <enum kern_dtype T> constexpr bool HAS_SUMS = T != KERN_Q6_K;
-/* Tiles that a warp's ring holds where it has that many. */
+/* Warps of a block: rings of two slots of K formats in half of an SM. */
 template <enum kern_dtype T>
-constexpr int STAGES = quant<T>::SUPER ? 2 : RING_BYTES / quant<T>::TILE;
+constexpr int WARPS = quant<T>::SUPER &&HALF_SM / (4 * quant<T>::TILE) < MOST_WARPS
+                          ? HALF_SM / (4 * quant<T>::TILE)
+                          : MOST_WARPS;
 
 /* ---- Instructions ---- */
 
 __device__ __forceinline__ uint32_t smem_at(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
-__device__ __forceinline__ void copy_16(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_at(to)), "l"(from)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int N> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 /* d = a b + c */
-__device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
-                                    float c0, float c1, float c2, float c3) {
+__device__ __forceinline__ void mma(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                    uint32_t b0, uint32_t b1, const float c[4]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2),
-          "f"(c3));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+          "f"(c[3]));
 }
-/* All blocks of the cluster, or the block where it is alone. */
-__device__ __forceinline__ void sync_split(int split) {
-#if __CUDA_ARCH__ >= 900
-    if (split > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                     "barrier.cluster.wait.acquire.aligned;" ::
-                         : "memory");
-        return;
-    }
-#endif
-    __syncthreads();
+__device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                                    const float c[4]) {
+    mma(d, a[0], a[1], a[2], a[3], b0, b1, c);
 }
-/* *p of the shared memory of block `rank` of the cluster. */
-__device__ __forceinline__ float read_peer(const float *p, int rank, int split) {
+/* The same with bf16 operands, and its half with 8 columns. */
+__device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[2], uint32_t b0,
+                                         uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %4, %5}, "
+        "{%6, %7}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[2], uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+/* True in one lane of the warp. */
+__device__ __forceinline__ bool elected() {
 #if __CUDA_ARCH__ >= 900
-    if (split > 1) {
-        uint32_t at;
-        float v;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                     : "=r"(at)
-                     : "r"(smem_at(p)), "r"(rank));
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-        return v;
-    }
+    uint32_t one;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(one));
+    return one;
+#else
+    return threadIdx.x % 32 == 0;
 #endif
-    return *p;
+}
+__device__ __forceinline__ void copy_16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void *from, int bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+/* Each lane arrives when its copies are done; so does who asks for a bulk copy. */
+__device__ __forceinline__ void barrier_init(uint32_t bar) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], 33;" ::"r"(bar) : "memory");
+#else
+    asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(bar) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
+    uint32_t done;
+    do {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+#else
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+#endif
+    } while (!done);
 }
 
-/* ---- Activations into shared memory ---- */
+/* ---- The ring ---- */
+
+/* What a warp reads, in turn: units of `per` groups of 64 columns of its run of K, first of S
+ * strips, then of the S strips wm further on. A slot holds a unit of S strips, [S][per / (K / 64)]
+ * tiles, and of x, [per][2][n][32] in plain order. */
+template <enum kern_dtype T, int S> struct feeder {
+    static constexpr int TILE = quant<T>::TILE;
+    const uint8_t *weights;  /* next tile of the first of the strips at hand */
+    const uint16_t *x;       /* next of the lane's pieces */
+    uint32_t slots, bars;    /* shared memory; a barrier a slot */
+    uint32_t x_at;           /* the lane's first place behind the weights of a slot */
+    int x_row, x_tile;       /* the lane's first row of x, its tile in a slot */
+    int strips;              /* left of the block's, those at hand included */
+    int w_left, x_left, run; /* tiles of the run to ask for; its length */
+
+    /* Weights of what comes next, into slot i. All lanes. */
+    __device__ __forceinline__ void fill_weights(const job &j, int i) {
+        int per = quant<T>::SUPER ? 1 : j.per, n = quant<T>::SUPER ? 1 : min(per, w_left);
+        int bytes = n * TILE;
+        uint32_t to = slots + (uint32_t)(i * j.slot), bar = bars + 8u * (uint32_t)i;
+#if __CUDA_ARCH__ >= 900
+        if (elected()) {
+            bool both = S == 2 && strips > 1;
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar),
+                         "r"(both ? 2 * bytes : bytes)
+                         : "memory");
+            copy_bulk(to, weights, bytes, bar);
+            if (both) copy_bulk(to + (uint32_t)(per * TILE), weights + j.pitch, bytes, bar);
+        }
+#else
+        (void)bar;
+        for (int s = 0; s < S && s < strips; s++)
+            for (int b = 16 * (int)(threadIdx.x % 32); b < bytes; b += 512)
+                copy_16(to + (uint32_t)(s * per * TILE + b), weights + s * j.pitch + b);
+#endif
+        weights += bytes;
+        w_left -= n;
+        if (w_left == 0) {
+            w_left = run;
+            strips -= S * j.wm;
+            weights += (size_t)(S * j.wm) * j.pitch - (size_t)(run * TILE);
+        }
+    }
+    /* x of the same: lane l brings piece l % (8 per) of 16 bytes of every (4 / per)th row. */
+    __device__ __forceinline__ void fill_x(const job &j, int i, int n) {
+        int step = quant<T>::SUPER ? 1 : j.x_step;
+        uint32_t to = x_at + (uint32_t)(i * j.slot);
+        const uint16_t *at = x;
+        if (quant<T>::SUPER || x_tile < x_left)
+#pragma unroll 1
+            for (int row = x_row; row < n;
+                 row += step, to += 64u * (uint32_t)step, at += step * j.x_stride)
+                copy_16(to, at);
+        asm volatile(
+            "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bars + 8u * (uint32_t)i)
+            : "memory");
+        int n_tiles = quant<T>::SUPER ? 1 : j.per;
+        x += n_tiles * quant<T>::K;
+        x_left -= n_tiles;
+        if (x_left <= 0) {
+            x -= (run - x_left) * quant<T>::K;
+            x_left = run;
+        }
+    }
+};
+
+/* ---- Activations ---- */
 
 __device__ __forceinline__ uint32_t half_of_bf16(uint32_t v) {
-    __half2 h = __halves2half2(to_act_half(__uint_as_float(v << 16)),
-                               to_act_half(__uint_as_float(v & 0xffff0000u)));
+    __half2 h = to_act_half2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
     return *(uint32_t *)&h;
 }
-__device__ __forceinline__ float sum_2(uint32_t v) {
-    float2 f = __half22float2(*(__half2 *)&v);
-    return f.x + f.y;
+/* The lane's 8 values of one row in one block of 32 columns, in mma's order. */
+template <enum kern_dtype T, bool BF16> __device__ __forceinline__ uint4 load_x(const uint8_t *at) {
+    uint4 v;
+    if (quant<T>::HALVES) {
+        uint2 a = *(const uint2 *)at, b = *(const uint2 *)(at + 32);
+        v = make_uint4(a.x, a.y, b.x, b.y);
+    } else {
+        v = *(const uint4 *)at;
+    }
+    if (BF16)
+        v = make_uint4(half_of_bf16(v.x), half_of_bf16(v.y), half_of_bf16(v.z), half_of_bf16(v.w));
+    return v;
 }
 
-/* Columns from k0 on, `cols` of them (a multiple of 64), of n rows from x: xs [cols / 32][n][64
- * bytes] in mma's order; sums [cols / 32][8 * NT]. All threads; quads of lanes hold blocks of 32
- * columns. */
+/* ---- A group of 64 columns ---- */
+
+/* Sums of a lane: rows g, g, g + 8, g + 8 by columns 2 t, 2 t + 1. */
+struct sums_of {
+    float scaled[4]; /* dw c */
+    float added[4];  /* mw s */
+};
+
+/* What the sums of x over one block of 32 contribute, for all strips. init[half]: initial values of
+ * the products; sums: s (formats with f16 minima). */
+template <enum kern_dtype T>
+__device__ __forceinline__ void block_sums(const uint4 &b, float init[2][4], float sums[4]) {
+    using Q = quant<T>;
+    const float zero[4] = {0, 0, 0, 0};
+    const uint32_t o0 = quant_minus_offset<T>(0), o1 = quant_minus_offset<T>(1), one = 0x3c003c00u;
+    if (Q::OFFSET && Q::HALVES) {
+        mma(init[0], o0, o1, o0, o1, b.x, b.y, zero);
+        mma(init[1], o0, o1, o0, o1, b.z, b.w, zero);
+    } else if (Q::OFFSET) {
+        mma(init[0], o0, o1, o0, o1, b.x, b.y, zero);
+        mma(init[0], o0, o1, o0, o1, b.z, b.w, init[0]);
+    } else {
+        for (int i = 0; i < 4; i++) init[0][i] = 0;
+        if (Q::SUPER) return;
+        mma(sums, one, one, one, one, b.x, b.y, zero);
+        mma(sums, one, one, one, one, b.z, b.w, sums);
+    }
+}
+
+/* Add one group of one strip times x. */
 template <enum kern_dtype T, int NT>
-__device__ __forceinline__ void stage_x(const job &j, const uint16_t *x, int n, int k0, int cols,
-                                        uint8_t *xs, float *sums) {
-    constexpr int AT_ONCE = 4;
-    int row_pieces = cols / 8, total = n * row_pieces;
-    for (int base = 0; base < total; base += AT_ONCE * (int)blockDim.x) {
-        uint4 v[AT_ONCE];
+__device__ __forceinline__ void block_product(const quant_words<T> &words,
+                                              const quant_scales<T> &scales, int u, int half,
+                                              const uint4 x[NT], const float init[NT][2][4],
+                                              const float sums[NT][4], sums_of acc[NT]) {
+    using Q = quant<T>;
+    uint32_t a[2][4];
+    words.operands(half, a);
+    int s = 2 * u + half;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int p = base + i * (int)blockDim.x + (int)threadIdx.x, row = p / row_pieces;
-            v[i] = make_uint4(0, 0, 0, 0);
-            if (p < total)
-                v[i] = __ldcg((const uint4 *)(x + (size_t)row * (size_t)j.x_stride + k0 +
-                                              8 * (p - row * row_pieces)));
-        }
+    for (int nt = 0; nt < NT; nt++) {
+        float c[4], c2[4];
+        mma(c, a[0], x[nt].x, x[nt].y, init[nt][0]);
+        if (Q::HALVES) mma(c2, a[1], x[nt].z, x[nt].w, init[nt][1]);
+        else mma(c, a[1], x[nt].z, x[nt].w, c);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int p = base + i * (int)blockDim.x + (int)threadIdx.x, row = p / row_pieces;
-            int piece = p - row * row_pieces, block = piece / 4, first, second;
-            if (j.bf16)
-                v[i] = make_uint4(half_of_bf16(v[i].x), half_of_bf16(v[i].y), half_of_bf16(v[i].z),
-                                  half_of_bf16(v[i].w));
-            quant_x_place<T>(piece % 4, &first, &second);
-            uint8_t *to = xs + (size_t)(block * n + row) * 64;
-            if (p < total) {
-                *(uint2 *)(to + first) = make_uint2(v[i].x, v[i].y);
-                *(uint2 *)(to + second) = make_uint2(v[i].z, v[i].w);
-            }
-            if (HAS_SUMS<T>) {
-                float s = (sum_2(v[i].x) + sum_2(v[i].y)) + (sum_2(v[i].z) + sum_2(v[i].w));
-                s += __shfl_xor_sync(~0u, s, 1);
-                s += __shfl_xor_sync(~0u, s, 2);
-                if (p < total && piece % 4 == 0) sums[block * 8 * NT + row] = s;
-            }
+        for (int i = 0; i < 4; i++) {
+            acc[nt].scaled[i] = fmaf(scales.scale(s, 0, i / 2), c[i], acc[nt].scaled[i]);
+            if (Q::HALVES)
+                acc[nt].scaled[i] = fmaf(scales.scale(s, 1, i / 2), c2[i], acc[nt].scaled[i]);
+            if (Q::MIN && !Q::SUPER)
+                acc[nt].added[i] = fmaf(scales.min(s, i / 2), sums[nt][i % 2], acc[nt].added[i]);
         }
+    }
+}
+
+/* ---- Minima of the K formats ---- */
+
+/* The sum of x over a block of 32, of row g, in every lane of it (the registers of x are taken for
+ * two rows of operand A). */
+__device__ __forceinline__ float row_sum(const uint4 &x) {
+    const float zero[4] = {0, 0, 0, 0};
+    const uint32_t one = 0x3c003c00u;
+    float d[4];
+    mma(d, x.x, x.y, x.z, x.w, one, one, zero);
+    return d[0] + d[2];
+}
+
+/* The sums of a tile as three bf16 each: their sum is exact but for the last bit. */
+struct split_sums {
+    uint32_t part[3];
+    __device__ __forceinline__ void from(float a, float b) {
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+            part[i] = *(uint32_t *)&h;
+            a -= __uint_as_float(part[i] << 16);
+            b -= __uint_as_float(part[i] & 0xffff0000u);
+        }
+    }
+};
+
+template <enum kern_dtype T, int NT>
+__device__ __forceinline__ void add_minima(const quant_scales<T> &scales,
+                                           const split_sums split[NT], sums_of acc[NT]) {
+    uint32_t a[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t bias = 0x43004300u, v = scales.min_pair((int)threadIdx.x % 4, h);
+        __nv_bfloat162 m = __hsub2(*(__nv_bfloat162 *)&v, *(__nv_bfloat162 *)&bias);
+        a[h] = *(uint32_t *)&m;
+    }
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        float c[4] = {0, 0, 0, 0};
+        mma_bf16(c, a, split[nt].part[2]);
+        mma_bf16(c, a, split[nt].part[0], split[nt].part[1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            acc[nt].added[i] = fmaf(scales.dmin[i / 2], c[i], acc[nt].added[i]);
     }
 }
 
 /* ---- A tile ---- */
 
-/* Sums of one mma column of a lane: rows g, g, g + 8, g + 8 by columns 2 t, 2 t + 1. */
-struct sums_of {
-    float scaled[4]; /* dw c */
-    float added[4];  /* mw s, or dw s */
+/* Where the lane finds its values of x: row nt's in block 0 of the tile at at[nt]. */
+template <int NT> struct places {
+    const uint8_t *at[NT];
+    int block; /* bytes to the next block of 32 columns */
 };
 
-/* Add one tile times x. xs: the lane's 16 bytes of its row in the first block of 32, of mma column
- * nt at xs[nt]; x_step bytes between blocks. sums: at the lane's columns 2 t, 2 t + 1. */
-template <enum kern_dtype T, int NT>
-__device__ __forceinline__ void tile_product(const uint8_t *tile, int lane,
-                                             const uint8_t *const xs[NT], int x_step,
-                                             const float *sums, sums_of acc[NT]) {
+/* Add 64 columns of each of S strips times x: group u of the tile, group v of what scales tell. */
+template <enum kern_dtype T, int S, int NT, bool BF16>
+__device__ __forceinline__ void group_product(const uint8_t *tile, int pitch, int u, int v,
+                                              const quant_scales<T> scales[S], const places<NT> &xs,
+                                              float pair[NT][2], sums_of acc[S][NT]) {
     using Q = quant<T>;
-    quant_scales<T> scales;
-    quant_words<T> words;
-    scales.load(tile, lane / 4);
+    quant_words<T> words[S];
 #pragma unroll
-    for (int s = 0; s < Q::K / 32; s++) {
-        uint32_t a[2][4];
-        if (s % 2 == 0) words.load(tile, s / 2, lane);
-        words.operands(s % 2, a);
+    for (int s = 0; s < S; s++) words[s].load(tile + s * pitch, u, (int)threadIdx.x % 32);
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        uint4 x[NT];
+        float init[NT][2][4], sums[NT][4];
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            uint4 b = *(const uint4 *)(xs[nt] + s * x_step);
-            float c[4], c2[4];
-            mma(c, a[0], b.x, b.y, 0, 0, 0, 0);
-            if (Q::HALVES) mma(c2, a[1], b.z, b.w, 0, 0, 0, 0);
-            else mma(c, a[1], b.z, b.w, c[0], c[1], c[2], c[3]);
-            float2 sum = make_float2(0, 0);
-            if (HAS_SUMS<T>) sum = *(const float2 *)(sums + (s * NT + nt) * 8);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float dw = scales.scale(s, 0, i / 2), with = Q::MIN ? scales.min(s, i / 2) : dw;
-                acc[nt].scaled[i] = fmaf(dw, c[i], acc[nt].scaled[i]);
-                if (Q::HALVES)
-                    acc[nt].scaled[i] = fmaf(scales.scale(s, 1, i / 2), c2[i], acc[nt].scaled[i]);
-                if (HAS_SUMS<T>)
-                    acc[nt].added[i] = fmaf(with, i % 2 ? sum.y : sum.x, acc[nt].added[i]);
+            x[nt] = load_x<T, BF16>(xs.at[nt] + (2 * u + b) * xs.block);
+            block_sums<T>(x[nt], init[nt], sums[nt]);
+            if (Q::SUPER && Q::MIN) {
+                float sum = row_sum(x[nt]);
+                if ((int)threadIdx.x % 4 == u) pair[nt][b] = sum;
             }
         }
-    }
-}
-
-/* The lane's results: partial sums of the output. */
-template <enum kern_dtype T> __device__ __forceinline__ float total(const sums_of &acc, int i) {
-    float v = acc.scaled[i] * quant_unit<T>(i / 2);
-    if (!HAS_SUMS<T>) return v;
-    return fmaf(quant<T>::MIN ? 1.f : -(float)quant<T>::OFFSET, acc.added[i], v);
-}
-
-/* ---- The kernel ---- */
-
-/* The warp's way through its tiles, every `wk`-th of a strip. */
-template <enum kern_dtype T> struct ring {
-    const uint8_t *from; /* the lane's first piece of the next tile to ask for */
-    size_t step;         /* bytes to the one after it */
-    int left;            /* tiles to ask for */
-
-    /* Ask for the next one, into the slot at `to`. */
-    __device__ __forceinline__ void fill(uint8_t *to, int lane) {
-        constexpr int PIECES = quant<T>::TILE / 16;
-        if (left > 0) {
 #pragma unroll
-            for (int i = 0; i < (PIECES + 31) / 32; i++)
-                if (32 * i + 32 <= PIECES || 32 * i + lane < PIECES)
-                    copy_16(to + 16 * (32 * i + lane), from + 512 * i);
-            from += step;
-            left--;
-        }
-        copy_commit();
+        for (int s = 0; s < S; s++)
+            block_product<T, NT>(words[s], scales[s], v, b, x, init, sums, acc[s]);
     }
-};
+}
 
-/* Add the warps' partial sums red [wk][wm][8 * NT][RED_STRIDE] of all blocks of the cluster, block
- * after block, and write them; each block does its share. */
-template <int NT>
-__device__ __forceinline__ void reduce(const job &j, const float *red, int rank, int group,
+/* Add a tile of each of S strips, `pitch` bytes apart in shared memory, times x. */
+template <enum kern_dtype T, int S, int NT, bool BF16>
+__device__ __forceinline__ void tile_product(const uint8_t *tile, int pitch, const places<NT> &xs,
+                                             uint32_t magic, sums_of acc[S][NT]) {
+    using Q = quant<T>;
+    int g = (int)threadIdx.x % 32 / 4;
+    quant_scales<T> scales[S];
+    float pair[NT][2] = {}; /* sums of x over blocks 2 t and 2 t + 1, row g */
+#pragma unroll
+    for (int s = 0; s < S; s++) scales[s].magic = magic, scales[s].load(tile + s * pitch, g);
+    if (!Q::SUPER) {
+        group_product<T, S, NT, BF16>(tile, pitch, 0, 0, scales, xs, pair, acc);
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < 4; u += 2) {
+        group_product<T, S, NT, BF16>(tile, pitch, u, 0, scales, xs, pair, acc);
+        group_product<T, S, NT, BF16>(tile, pitch, u + 1, 1, scales, xs, pair, acc);
+#pragma unroll
+        for (int s = 0; s < S; s++) scales[s].next_half();
+    }
+    if (!Q::MIN) return;
+    split_sums split[NT];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) split[nt].from(pair[nt][0], pair[nt][1]);
+    asm volatile("" ::: "memory"); /* the minima are loaded here, not kept in registers */
+#pragma unroll
+    for (int s = 0; s < S; s++) {
+        scales[s].load(tile + s * pitch, g);
+        add_minima<T, NT>(scales[s], split, acc[s]);
+    }
+}
+
+/* ---- Results ---- */
+
+/* Partial sums of one warp and round: [S][n][RED_STRIDE]. */
+template <enum kern_dtype T, int S, int NT>
+__device__ __forceinline__ void store_partial(float *red, int n, int lane,
+                                              const sums_of acc[S][NT]) {
+#pragma unroll
+    for (int s = 0; s < S; s++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int col = 8 * nt + lane % 4 * 2 + i % 2;
+                float v = acc[s][nt].scaled[i] * quant_unit<T>(i / 2);
+                if (quant<T>::MIN) v += acc[s][nt].added[i];
+                if (col < n) red[(s * n + col) * RED_STRIDE + lane / 4 + 8 * (i / 2)] = v;
+            }
+}
+
+/* Add the warps' partial sums of `strips` strips in their order and write them. */
+template <int S>
+__device__ __forceinline__ void reduce(const job &j, const uint8_t *red, int strip, int strips,
                                        int row0, int n) {
-    int width = 16 * j.wm, total = width * n;
-    for (int e = rank * (int)blockDim.x + (int)threadIdx.x; e < total;
-         e += j.split * (int)blockDim.x) {
-        int col = e / width, place = e - col * width, i = group * width + place;
-        const float *at = red + (place / 16 * 8 * NT + col) * RED_STRIDE + place % 16;
-        float sum = 0;
-        for (int c = 0; c < j.split; c++)
-            for (int k = 0; k < j.wk; k++)
-                sum += read_peer(at + k * j.wm * 8 * NT * RED_STRIDE, c, j.split);
+    for (int e = (int)threadIdx.x; e < strips * 16 * n; e += (int)blockDim.x) {
+        int rest = e / 16, row = e % 16, s = rest / n, col = rest - s * n; /* rest: [strip][col] */
+        int group = s / S, round = group / j.wm, m = group - round * j.wm;
+        const uint8_t *at =
+            red + m * j.wk * j.region + (((round * S + s % S) * n + col) * RED_STRIDE + row) * 4;
+        float sum = *(const float *)at;
+#pragma unroll 4
+        for (int k = 1; k < j.wk; k++) sum += *(const float *)(at + k * j.region);
+        int i = (strip + s) * 16 + row;
         if (i < j.rows) j.out[(size_t)(row0 + col) * (size_t)j.out_stride + i] = sum;
     }
 }
 
-template <enum kern_dtype T, int NT>
-__global__ void __launch_bounds__(32 * MAX_WARPS, 1) skinny_quant_kernel(const job j) {
-    using Q = quant<T>;
-    extern __shared__ __align__(128) uint8_t smem[];
-    int warps = j.wm * j.wk, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    uint8_t *xs = smem + warps * j.slots * Q::TILE;
-    float *sums = (float *)(xs + (size_t)j.chunk * Q::K * 2 * j.x_rows);
-    float *red = sums + (HAS_SUMS<T> ? j.chunk * (Q::K / 32) * 8 * NT : 0);
+/* ---- The kernel ---- */
 
-    int rank = (int)blockIdx.x % j.split, rest = (int)blockIdx.x / j.split;
-    int pass = rest % j.passes, group = rest / j.passes;
-    int strip = group * j.wm + warp % j.wm, wk = warp / j.wm;
-    int begin = (int)((long long)j.tiles * rank / j.split);
-    int end = (int)((long long)j.tiles * (rank + 1) / j.split);
+template <enum kern_dtype T, int S, int NT, bool BF16>
+__global__ void __launch_bounds__(32 * WARPS<T>, NT == 1 ? 2 : 1)
+    skinny_quant_kernel(const __grid_constant__ job j) {
+    using Q = quant<T>;
+    constexpr int GROUPS = Q::K / 64;
+    extern __shared__ __align__(128) uint8_t smem[];
+    int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32;
+    int pass = (int)blockIdx.x % j.passes, block = (int)blockIdx.x / j.passes;
+    int strip = j.strips * block / j.blocks, end = j.strips * (block + 1) / j.blocks;
+    int m = warp / j.wk, k = warp - m * j.wk; /* the warp's place */
+    int first = j.tiles * k / j.wk, run = j.tiles * (k + 1) / j.wk - first;
     int row0 = pass * 8 * NT, n = min(j.n - row0, 8 * NT);
+    int per = Q::SUPER ? 1 : j.per; /* tiles of a slot */
+    int units = (run + per - 1) / per, groups = (end - strip + S - 1) / S;
+    int items = (groups - m + j.wm - 1) / j.wm * units, rounds = (groups + j.wm - 1) / j.wm;
+    uint8_t *own = smem + warp * j.region, *x_own = own + S * per * Q::TILE;
 
     pdl_trigger();
-    uint8_t *slots = smem + warp * j.slots * Q::TILE, *slot = slots;
-    int tile = begin + wk,
-        stop = 16 * strip < j.rows ? end : begin; /* tile, tile + wk, .. < stop */
-    ring<T> r = {j.weights + ((size_t)strip * (size_t)j.tiles + (size_t)tile) * Q::TILE + 16 * lane,
-                 (size_t)j.wk * Q::TILE, (stop - tile + j.wk - 1) / j.wk};
-    for (int i = 0; i < STAGES<T>; i++) r.fill(slots + i * Q::TILE, lane);
-
-    pdl_wait();
-    const uint16_t *x = (const uint16_t *)j.x + (size_t)row0 * (size_t)j.x_stride;
-    sums_of acc[NT] = {};
-    for (int from = begin; from < end; from += j.chunk) {
-        int upto = min(from + j.chunk, end);
-        if (from > begin) __syncthreads();
-        stage_x<T, NT>(j, x, n, from * Q::K, (upto - from) * Q::K, xs, sums);
-        __syncthreads();
-        const uint8_t *at[NT];
-        for (int nt = 0; nt < NT; nt++)
-            at[nt] = xs + ((tile - from) * (Q::K / 32) * n + min(8 * nt + lane / 4, n - 1)) * 64 +
-                     lane % 4 * 16;
-        const float *sums_at = sums + (tile - from) * (Q::K / 32) * 8 * NT + lane % 4 * 2;
-        for (; tile < min(upto, stop); tile += j.wk) {
-            copy_wait<STAGES<T> - 1>();
-            __syncwarp();
-            tile_product<T, NT>(slot, lane, at, 64 * n, sums_at, acc);
-            __syncwarp();
-            r.fill(slot, lane);
-            slot = slot == slots + (STAGES<T> - 1) * Q::TILE ? slots : slot + Q::TILE;
-            for (int nt = 0; nt < NT; nt++) at[nt] += j.wk * (Q::K / 32) * 64 * n;
-            sums_at += j.wk * (Q::K / 32) * 8 * NT;
-        }
+    feeder<T, S> feed;
+    feed.weights = j.weights + (size_t)(strip + m * S) * j.pitch + (size_t)(first * Q::TILE);
+    feed.slots = smem_at(own);
+    feed.bars = smem_at(smem) + (uint32_t)(j.wm * j.wk * j.region + warp * BAR_BYTES);
+    feed.strips = end - strip - m * S, feed.w_left = feed.x_left = feed.run = run;
+    if (elected()) {
+#pragma unroll 1
+        for (int i = 0; i < j.slots; i++) barrier_init(feed.bars + 8u * (uint32_t)i);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(feed.bars + 8 * MAX_SLOTS), "r"(0x47000000)
+                     : "memory");
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
     }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < j.slots && i < items; i++) feed.fill_weights(j, i);
+    int pieces = Q::SUPER ? 32 : 8 * j.per, piece = lane & (pieces - 1);
+    feed.x_row = lane / pieces, feed.x_tile = piece / 8;
+    feed.x = (const uint16_t *)j.x + (size_t)(row0 + feed.x_row) * (size_t)j.x_stride +
+             first * Q::K + 8 * piece;
+    feed.x_at = smem_at(x_own) + (uint32_t)((piece / 4 * n + feed.x_row) * 64 + piece % 4 * 16);
+    pdl_wait();
+#pragma unroll 1
+    for (int i = 0; i < j.slots && i < items; i++) feed.fill_x(j, i, n);
 
-    float *to = red + (warp * 8 * NT + lane % 4 * 2) * RED_STRIDE + lane / 4;
+    uint32_t magic; /* what quant_times_byte wants, no constant to the compiler */
+    asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(magic) : "r"(feed.bars + 8 * MAX_SLOTS));
+    int slot = 0, x_offset[NT];
+    uint32_t parity = 0;
+#pragma unroll
     for (int nt = 0; nt < NT; nt++)
-        for (int i = 0; i < 4; i++)
-            to[(8 * nt + i % 2) * RED_STRIDE + 8 * (i / 2)] = total<T>(acc[nt], i);
-    sync_split(j.split);
-    reduce<NT>(j, red, rank, group, row0, n);
-    if (j.split > 1) sync_split(j.split); /* a block's memory lives until its peers have read it */
+        x_offset[nt] = min(8 * nt + lane / 4, n - 1) * 64 + lane % 4 * (Q::HALVES ? 8 : 16);
+    float *red = (float *)(own + j.red);
+    for (int item = 0, round = 0; round < rounds; round++) {
+        sums_of acc[S][NT] = {};
+        for (int u = 0; u < units && item < items; u++, item++) {
+            const uint8_t *tile = own + slot * j.slot;
+            places<NT> xs;
+            xs.block = n * 64;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) xs.at[nt] = x_own + slot * j.slot + x_offset[nt];
+            barrier_wait(feed.bars + 8u * (uint32_t)slot, parity);
+            int count = min(per, run - u * per);
+#pragma unroll 1
+            for (int i = 0; i < count; i++, tile += Q::TILE) {
+                tile_product<T, S, NT, BF16>(tile, per * Q::TILE, xs, magic, acc);
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) xs.at[nt] += 2 * GROUPS * xs.block;
+            }
+            __syncwarp();
+            if (item + j.slots < items) {
+                feed.fill_weights(j, slot);
+                feed.fill_x(j, slot, n);
+            }
+            if (++slot == j.slots) slot = 0, parity ^= 1;
+        }
+        store_partial<T, S, NT>(red, n, lane, acc);
+        red += S * n * RED_STRIDE;
+        if ((round + 1) % j.rounds != 0 && round + 1 < rounds) continue;
+        __syncthreads();
+        int done = min(j.rounds * S * j.wm, end - strip);
+        reduce<S>(j, smem + j.red, strip, done, row0, n);
+        if (round + 1 == rounds) break;
+        __syncthreads();
+        strip += done;
+        red = (float *)(own + j.red);
+    }
 }
 
 /* ---- How the work is cut ---- */
@@ -319,82 +541,77 @@ int div_up(int a, int b) {
     return (a + b - 1) / b;
 }
 
-/* How many times blocks take turns on the chip, at 16 warps an SM. */
-int turns_of(const job *j, int wm, int n_sms) {
-    int blocks = div_up(div_up(j->rows, 16), wm) * j->split;
-    return div_up(blocks, n_sms * (16 / (wm * j->wk)));
-}
-
-/* wk and split by the shape alone; wm, which changes no sum, so that blocks fill the chip: as large
- * as it can be without another turn, but blocks for every SM first. */
-void plan(job *j, enum kern_dtype t, bool clusters, int n_sms) {
-    int strips = div_up(j->rows, 16), cols = j->tiles * quant_tile_cols(t);
-    int most = quant_tile_cols(t) == 256 ? 8 : MAX_WARPS; /* warps of a block */
-    j->split = j->wk = j->wm = 1;
-    if (clusters && cols > 2048)
-        while (j->split < MAX_SPLIT && 2 * j->split <= j->tiles && j->split * strips < WANT_WARPS)
-            j->split *= 2;
-    if (strips * j->split < WANT_WARPS) {
-        int tiles = div_up(j->tiles, j->split), parts = 16 * n_sms / (strips * j->split);
-        parts = parts > most ? most : parts;
-        parts = parts > tiles ? tiles : parts;
-        j->wk = div_up(tiles, div_up(tiles, parts)); /* no warp idle in the last turn */
-    }
-    for (int wm = 2; wm * j->wk <= 8; wm++)
-        if (turns_of(j, wm, n_sms) <= turns_of(j, j->wm, n_sms) &&
-            div_up(strips, wm) * j->split >= n_sms)
-            j->wm = wm;
-}
-
-/* Shared memory of a block. */
-template <enum kern_dtype T, int NT> size_t smem_bytes(const job *j) {
+/* Everything but wk: where the strips go and how large the rings are; changes no sum. */
+template <enum kern_dtype T, int S, int NT> void plan(job *j, size_t max_smem, int n_sms) {
     using Q = quant<T>;
-    size_t warps = (size_t)(j->wm * j->wk), chunk = (size_t)j->chunk;
-    return warps * (size_t)j->slots * Q::TILE + chunk * Q::K * 2 * (size_t)j->x_rows +
-           (HAS_SUMS<T> ? chunk * (Q::K / 32) * 8 * NT * 4 : 0) + warps * 8 * NT * RED_STRIDE * 4;
+    int n = j->n < 8 * NT ? j->n : 8 * NT, red = S * n * RED_STRIDE * 4;
+    int room = (int)max_smem < HALF_SM ? (int)max_smem : HALF_SM, run = div_up(j->tiles, j->wk);
+    j->blocks = j->strips < n_sms ? j->strips : n_sms;
+    j->passes = div_up(j->n, 8 * NT);
+    int warps = j->wm * j->wk, rounds = div_up(div_up(div_up(j->strips, j->blocks), S), j->wm);
+    int group = S * (Q::TILE / (Q::K / 64)) + n * 128; /* bytes of 64 columns */
+    j->pitch = (size_t)j->tiles * Q::TILE;
+    if (warps * 2 * (Q::K / 64) * group > room) room = (int)max_smem;
+    room = room / warps / 128 * 128 - BAR_BYTES;
+    j->rounds = room / 4 / red;
+    if (j->rounds > rounds) j->rounds = rounds;
+    if (j->rounds < 1) j->rounds = 1;
+    /* One round: partial sums take the ring's place, when all of it has been used. */
+    int kept = rounds > 1 ? j->rounds * red : 0;
+    j->per = Q::SUPER ? 4 : 1;
+    while (j->per < 4 && 2 * j->per <= run && (room - kept) / (2 * j->per * group) >= 2)
+        j->per *= 2;
+    j->x_step = 4 / j->per;
+    j->slot = j->per * group;
+    j->slots = (room - kept) / j->slot;
+    int most_slots = rounds * div_up(run, j->per * 64 / Q::K > 0 ? j->per * 64 / Q::K : 1);
+    if (j->slots > most_slots) j->slots = most_slots;
+    if (j->slots > MAX_SLOTS) j->slots = MAX_SLOTS;
+    if (j->slots < 1) j->slots = 1;
+    int ring = j->slots * j->slot;
+    j->red = rounds > 1 ? ring : 0;
+    j->region = rounds > 1 ? ring + kept : ring > red ? ring : red;
+    j->region = (j->region + 127) & ~127;
 }
 
-template <enum kern_dtype T, int NT> int launch(struct cuda_ctx *c, job *j) {
+template <enum kern_dtype T, int S, int NT, bool BF16 = false>
+int launch(struct cuda_ctx *c, job *j) {
     static int allowed = -1; /* the device that knows of the most shared memory */
-    /* two blocks on an SM where it has much of it */
-    size_t budget = c->max_smem > (150u << 10) ? c->max_smem / 2 : c->max_smem;
-    int part = div_up(j->tiles, j->split), turns = div_up(part, j->wk);
-    j->slots = turns < STAGES<T> ? turns : STAGES<T>;
-    j->x_rows = j->n < 8 * NT ? j->n : 8 * NT;
-    j->passes = div_up(j->n, 8 * NT);
-    j->chunk = part;
-    if (smem_bytes<T, NT>(j) > budget) {
-        size_t whole = smem_bytes<T, NT>(j);
-        j->chunk = 1;
-        size_t one = smem_bytes<T, NT>(j), each = part > 1 ? (whole - one) / (size_t)(part - 1) : 1;
-        if (budget > one) j->chunk += (int)((budget - one) / each);
-    }
+    plan<T, S, NT>(j, c->max_smem, c->n_sms);
+    size_t smem = (size_t)(j->wm * j->wk) * (size_t)(j->region + BAR_BYTES);
     if (allowed != c->device) {
-        int rc = cuda_allow_smem(c, skinny_quant_kernel<T, NT>, c->max_smem);
+        int rc = cuda_allow_smem(c, skinny_quant_kernel<T, S, NT, BF16>, c->max_smem);
+        if (!rc)
+            rc = CUDA_NOTE(c, cudaFuncSetAttribute(skinny_quant_kernel<T, S, NT, BF16>,
+                                                   cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                   cudaSharedmemCarveoutMaxShared));
         if (rc) return rc;
         allowed = c->device;
     }
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attr[2];
-    config.gridDim = dim3((unsigned)(div_up(div_up(j->rows, 16), j->wm) * j->passes * j->split));
-    config.blockDim = dim3((unsigned)(32 * j->wm * j->wk));
-    config.dynamicSmemBytes = smem_bytes<T, NT>(j);
-    config.stream = c->stream;
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributeClusterDimension;
-    attr[1].val.clusterDim.x = (unsigned)j->split;
-    attr[1].val.clusterDim.y = attr[1].val.clusterDim.z = 1;
-    config.attrs = attr;
-    config.numAttrs = c->sm < 90 ? 0 : j->split > 1 ? 2 : 1;
-    return CUDA_NOTE(c, cudaLaunchKernelEx(&config, skinny_quant_kernel<T, NT>, (const job)*j));
+    return CUDA_LAUNCH(c, (skinny_quant_kernel<T, S, NT, BF16>),
+                       dim3((unsigned)(j->blocks * j->passes)),
+                       dim3((unsigned)(32 * j->wm * j->wk)), smem, *j);
 }
 
 struct launcher {
     struct cuda_ctx *c;
     job *j;
+    /* Whether a block with rings of one slot fits. */
+    template <enum kern_dtype T, int S, int NT> bool fits() const {
+        int n = j->n < 8 * NT ? j->n : 8 * NT;
+        return (size_t)(j->wm * j->wk) * (size_t)(S * quant<T>::TILE + n * quant<T>::K * 2 + 256) <=
+               c->max_smem;
+    }
     template <enum kern_dtype T> int run() {
-        return j->n <= 8 ? launch<T, 1>(c, j) : launch<T, 2>(c, j);
+        /* By the shape alone, so not by the number of multiprocessors of this chip. */
+        for (j->wm = 1; j->wm < 4 && 5 * j->wm * 2 * 132 <= j->strips;) j->wm *= 2;
+        j->wk = div_up(j->tiles, div_up(j->tiles, WARPS<T> / j->wm));
+        if (j->bf16) return launch<T, 1, 1, true>(c, j); /* rare: one instance */
+        bool two = j->strips > c->n_sms, wide = j->n > 8;
+        if (two && wide && fits<T, 2, 2>()) return launch<T, 2, 2>(c, j);
+        if (two && fits<T, 2, 1>()) return launch<T, 2, 1>(c, j);
+        if (wide && fits<T, 1, 2>()) return launch<T, 1, 2>(c, j);
+        return launch<T, 1, 1>(c, j);
     }
 };
 
@@ -410,11 +627,11 @@ int cuda_skinny_quant(struct cuda_ctx *c, int n, const struct kern_weight *w, co
     j.out = out;
     j.n = n;
     j.rows = w->rows;
+    j.strips = div_up(w->rows, 16);
     j.tiles = div_up(w->cols, quant_tile_cols(w->dtype));
     j.x_stride = act_stride(w->cols);
     j.out_stride = out_stride;
     j.bf16 = x_bf16;
-    plan(&j, w->dtype, c->sm >= 90, 132);
     launcher l = {c, &j};
     return quant_dispatch(w->dtype, l);
 }

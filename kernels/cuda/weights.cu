@@ -273,7 +273,7 @@ __global__ void rows_plain_kernel(const uint32_t *from, bool to_bf16, size_t n_p
 template <enum kern_dtype T>
 __device__ __forceinline__ void lane_row(const quant_scales<T> &scales, const uint32_t a[2][4],
                                          int s, int h, bool bf16, uint32_t out[4]) {
-    constexpr float OFF = T == KERN_Q6_K ? 0 : (float)quant<T>::OFFSET; /* what operands keep */
+    constexpr float OFF = (float)quant<T>::OFFSET;
 #pragma unroll
     for (int i = 0; i < 4; i++) { /* e = 2 i, 2 i + 1 */
         uint32_t pair = a[i / 2][h + i % 2 * 2];
