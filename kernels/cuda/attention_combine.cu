@@ -147,6 +147,18 @@ __device__ static inline combine_task combine_find(const struct attn_args &a,
     return w;
 }
 
+/* The first task from i on that has something to do. */
+__device__ static combine_task combine_next(const struct attn_args &a, const struct gen_plan &p,
+                                            const struct gen_tables &t, int level, int &i,
+                                            int step) {
+    combine_task w = {};
+    for (; i < a.n_gen * a.n_heads * p.n_parts; i += step) {
+        w = combine_find(a, p, t, level, i);
+        if (w.n >= 0) break;
+    }
+    return w;
+}
+
 template <int V>
 __device__ static inline void combine_put(const struct attn_args &a, const combine_task &w,
                                           const combine_node<V> &node) {
@@ -184,14 +196,13 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
     bool alone = longest <= combine_batch<V>::N; /* a warp takes a task */
     int step = alone ? gridDim.x * GEN_COMBINE_WARPS : gridDim.x;
     int i = alone ? warp * gridDim.x + blockIdx.x : blockIdx.x;
-    combine_task w = {};
-    if (i < n_tasks) w = combine_find(a, p, t, level, i);
+    combine_task w = combine_next(a, p, t, level, i, step);
     pdl_wait();
-    for (; i < n_tasks; i += step) {
+    while (i < n_tasks) {
         int each = level ? 1 : GEN_FOLD; /* nodes of a warp: what no warp splits, times 2^n */
         while (!alone && each * GEN_COMBINE_WARPS < w.n) each *= 2;
-        int n0 = alone ? 0 : min(warp * each, max(w.n, 0));
-        int n1 = alone ? max(w.n, 0) : min(n0 + each, max(w.n, 0));
+        int n0 = alone ? 0 : min(warp * each, w.n);
+        int n1 = alone ? w.n : min(n0 + each, w.n);
         int d = (w.part * 32 + lane) * V;
         combine_node<V> node = combine_nodes<V>(p.o + w.slot * a.head_dim + d, p.ml + w.slot, w.n_q,
                                                 a.head_dim, n0, n1, level == 0, d < a.head_dim);
@@ -207,8 +218,9 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
             }
             __syncthreads();
         }
-        if (w.n >= 0 && (alone || warp == 0)) combine_put<V>(a, w, node);
-        if (i + step < n_tasks) w = combine_find(a, p, t, level, i + step);
+        if (alone || warp == 0) combine_put<V>(a, w, node);
+        i += step;
+        w = combine_next(a, p, t, level, i, step);
     }
 }
 

@@ -50,11 +50,11 @@ __device__ static inline bool gen_query(const struct attn_args &a, const struct 
 }
 
 /* The item's queries as fragments: [tile][16 dimensions][lane][8]; by all computing threads. The
- * loads of two fragments go out together. */
+ * loads of all go out together: beside those of pages each round takes long. */
 template <typename T, int D, bool EXACT, int N>
 __device__ static void gen_put_queries(const struct attn_args &a, const struct gen_plan &p,
                                        const struct gen_item &item, uint4 *frag) {
-    constexpr int warps = GEN_WARPS, at_once = 2;
+    constexpr int warps = GEN_WARPS, all = N * D / 16 / warps, at_once = all < 8 ? all : 8;
     int steps = EXACT ? D / 16 : a.head_dim / 16, lane = threadIdx.x & 31;
     for (int at = threadIdx.x / 32; at < N * steps; at += warps * at_once) {
         float2 x[at_once][2][2]; /* [row][half] */
@@ -118,15 +118,16 @@ __device__ static void gen_put_seen(const struct attn_args &a, const struct gen_
 
 /* ---- A page ---- */
 
-/* Wait for the stage in hand and return its address; give it back and step on. */
-__device__ static inline uint32_t gen_take(const struct gen_ring &ring) {
-    bar_wait(ring.full + ring.stage * 8, ring.phase);
-    return ring.data + ring.stage * ring.plane;
+/* Wait for the stage `ahead` of the one in hand and return its index; give it back. */
+__device__ static inline int gen_take(const struct gen_ring &ring, int ahead) {
+    int stage = ring.stage + ahead, wrapped = stage >= ring.n;
+    stage -= wrapped ? ring.n : 0;
+    bar_wait(ring.full + stage * 8, ring.phase ^ wrapped);
+    return stage;
 }
-__device__ static inline void gen_give_back(struct gen_ring &ring) {
+__device__ static inline void gen_give_back(const struct gen_ring &ring, int stage) {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) bar_arrive(ring.empty + ring.stage * 8);
-    ring.step();
+    if ((threadIdx.x & 31) == 0) bar_arrive(ring.empty + stage * 8);
 }
 
 template <typename T> __device__ constexpr uint32_t gen_ones();
@@ -191,8 +192,8 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
     }
 
     /* x[tile][8 tokens][4] = q K^T over the warp's 16 tokens. */
-    __device__ void scores(float (&x)[N][2][4], const gen_job &j, uint32_t k_plane) {
-        constexpr bool keeps_k = N <= 2 && D <= 128;
+    __device__ void scores(float (*x)[2][4], const gen_job &j, uint32_t k_plane) {
+        constexpr bool keeps_k = N * D <= (EXACT ? 512 : 128);
         uint32_t b[keeps_k ? D / 16 : 1][4];
         if constexpr (keeps_k) {
 #pragma unroll
@@ -223,15 +224,15 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         }
     }
 
-    /* Scores, scaled and masked, to weights in shared memory; top: the page's largest of each row;
-     * seen: where MASKED, the tokens that a query sees, else all. All four warps pass its two
-     * barriers. */
-    template <bool MASKED>
-    __device__ void weigh(float (&x)[N][2][4], float (&top)[N][2], const gen_job &j,
-                          const uint64_t *seen) {
+    /* Scores, scaled and masked, of M tiles (of one page or more) to weights in shared memory; top:
+     * the page's largest of each row; seen: where MASKED, the tokens that a query sees, else all.
+     * All four warps pass its two barriers. */
+    template <bool MASKED, int M>
+    __device__ static void weigh(float (&x)[M][2][4], float (&top)[M][2], const gen_job &j,
+                                 const uint64_t *seen) {
         int g = j.w.lane / 4, t = j.w.lane % 4;
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < M; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 uint32_t see = 0;
@@ -249,7 +250,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 top[i][r] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
             }
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < M; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 if (t == 0)
@@ -258,7 +259,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                                  "f"(top[i][r]));
         named_sync(1, GEN_WARPS * 32);
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < M; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float y[4];
@@ -268,7 +269,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 top[i][r] = fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3]));
             }
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < M; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float from = MASKED && top[i][r] == -INFINITY ? 0.f : top[i][r];
@@ -284,9 +285,10 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         named_sync(1, GEN_WARPS * 32);
     }
 
-    /* Join the page: weights times V; where MASKED, what no row sees is masked away. */
+    /* Join the page whose weights lie from `tile` on: weights times V; where MASKED, what no row
+     * sees is masked away. */
     template <bool MASKED>
-    __device__ void values(const float (&top)[N][2], const gen_job &j, uint32_t v_plane,
+    __device__ void values(const float (*top)[2], const gen_job &j, int tile, uint32_t v_plane,
                            const uint64_t *seen) {
         uint32_t v[P][4][4], step = 32 * (EXACT ? D : j.head_dim);
 #pragma unroll
@@ -320,7 +322,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
             float u[2 * P][4] = {}, sum[4] = {};
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                ldmatrix4(f[k], j.get + i * 16 * 128 + ((uint32_t)(k * 32) ^ j.get_x));
+                ldmatrix4(f[k], j.get + (tile + i) * 16 * 128 + ((uint32_t)(k * 32) ^ j.get_x));
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 mma16816<T>(sum, f[k], gen_ones<T>(), gen_ones<T>());
@@ -423,23 +425,32 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
     }
 };
 
-/* A page whose plane of K has come. */
-template <bool MASKED, typename T, int D, bool EXACT, int N>
-__device__ static inline void gen_page(gen_node<T, D, EXACT, N> &node, const gen_job &j,
-                                       struct gen_ring &ring, uint32_t k_plane,
-                                       const uint64_t *seen) {
-    float x[N][2][4], top[N][2];
-    node.scores(x, j, k_plane);
-    gen_give_back(ring);
-    node.template weigh<MASKED>(x, top, j, seen);
-    uint32_t v_plane = gen_take(ring);
-    node.template values<MASKED>(top, j, v_plane, seen);
-    gen_give_back(ring);
+/* The next M pages, of whose first K has come (in stage `first`). Two at a time take little longer
+ * than one: a page is a chain of waits. */
+template <bool MASKED, int M, typename T, int D, bool EXACT, int N>
+__device__ static inline void gen_pages(gen_node<T, D, EXACT, N> &node, const gen_job &j,
+                                        struct gen_ring &ring, int first, const uint64_t *seen) {
+    float x[M * N][2][4], top[M * N][2];
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        int stage = i ? gen_take(ring, 2 * i) : first;
+        node.scores(x + i * N, j, ring.data + stage * ring.plane);
+        gen_give_back(ring, stage);
+    }
+    node.template weigh<MASKED, M * N>(x, top, j, seen);
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+        int stage = gen_take(ring, 2 * i + 1);
+        node.template values<MASKED>(top + i * N, j, i * N, ring.data + stage * ring.plane, seen);
+        gen_give_back(ring, stage);
+    }
+    for (int i = 0; i < 2 * M; i++) ring.step();
 }
 
 /* An item of N tiles. */
 template <typename T, int D, bool EXACT, int N>
 __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_then) {
+    constexpr bool pairs = EXACT && N * D <= GEN_PAIR_WIDTH;
     const gen_job j = job;
     struct gen_ring ring = ring_then;
     gen_node<T, D, EXACT, N> node;
@@ -447,13 +458,19 @@ __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_
     node.begin(j);
     for (int n = 0; n < n_pages; n++) {
         if (n % GEN_FOLD == 0) node.clear();
-        uint32_t k_plane = gen_take(ring);
-        int block = j.sh->block[ring.stage];
-        if (block < j.w.clear) gen_page<false>(node, j, ring, k_plane, NULL);
+        int stage = gen_take(ring, 0), block = j.sh->block[stage];
+        bool clear = block < j.w.clear, two = false;
+        if constexpr (pairs) /* not at the end: there they go as they come */
+            two = clear && n % 2 == 0 && n + 4 <= n_pages && ring.n >= 4 &&
+                  j.sh->block[gen_take(ring, 2)] < j.w.clear;
+        if (two) {
+            gen_pages<false, pairs ? 2 : 1>(node, j, ring, stage, NULL);
+            n++;
+        } else if (clear) gen_pages<false, 1>(node, j, ring, stage, NULL);
         else {
             uint64_t *seen = j.sh->seen[ring.turn ^= 1]; /* the other one may still be read */
             gen_put_seen(j.a, j.p, j.item, j.sh, seen, block);
-            gen_page<true>(node, j, ring, k_plane, seen);
+            gen_pages<true, 1>(node, j, ring, stage, seen);
         }
         bool last = n + 1 == n_pages;
         if (n_pages > GEN_FOLD && (last || n % GEN_FOLD == GEN_FOLD - 1))
@@ -462,6 +479,7 @@ __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_
     node.put(j);
     ring_then = ring;
 }
+
 template <typename T, int D, bool EXACT, int N>
 __device__ static void gen_compute(const struct attn_args &a, const struct gen_plan &p,
                                    struct gen_shared *sh, uint4 *frag, uint32_t weights,

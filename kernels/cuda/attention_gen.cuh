@@ -14,7 +14,8 @@ enum {
     GEN_MAX_BLOCKS = 304, /* of the grid */
     GEN_FOLD = 4,         /* pages that are joined one after another; above them a binary tree */
     GEN_FOLD_LEVEL = 2,
-    GEN_LEVEL = 7, /* an item has up to 2^this pages, more where the scratch asks for it */
+    GEN_PAIR_WIDTH = 128, /* tiles * head_dim that two pages at a time have registers for */
+    GEN_LEVEL = 7,        /* an item has up to 2^this pages, more where the scratch asks for it */
     GEN_MAX_LEVELS = 24,
     GEN_COMBINE_WARPS = 4,
     GEN_COMBINE_SMEM = 4096, /* left to a block of the combining kernel, with its tables */
@@ -63,7 +64,7 @@ struct gen_shared {
     struct gen_item item[GEN_ITEMS];
     uint64_t seen[2][64];                 /* tokens of a page that a query sees */
     int pos[64];                          /* of queries' rows; -1: sees nothing */
-    alignas(16) float top[64][GEN_WARPS]; /* largest score of a query among a warp's tokens */
+    alignas(16) float top[64][GEN_WARPS]; /* a query's largest score of a warp's tokens; 2 pages */
 };
 
 /* Shared memory: gen_shared, queries as fragments, weights of a page, tables, the ring. */
@@ -79,7 +80,8 @@ __host__ __device__ static inline struct gen_layout gen_layout(int head_dim, int
     struct gen_layout at;
     at.queries = (sizeof(struct gen_shared) + 127) / 128 * 128;
     at.weights = at.queries + (size_t)max_q * head_dim * 2;
-    at.tables = at.weights + (size_t)max_q * KERN_BLOCK * 2;
+    int pages = max_q / 16 * head_dim <= GEN_PAIR_WIDTH ? 2 : 1;
+    at.tables = at.weights + (size_t)(pages * max_q) * KERN_BLOCK * 2;
     at.ring = (at.tables + gen_table_ints(n_seqs, n_lists) * 4 + 127) / 128 * 128;
     return at;
 }
@@ -91,9 +93,13 @@ static inline uint32_t gen_divisor(int d) {
 __device__ static inline int gen_divide(int x, uint32_t by) {
     return by ? (int)__umulhi((uint32_t)x, by) : x;
 }
-/* x / d, both positive; quick where x is below 2^22. */
+__device__ __noinline__ static int gen_long_quotient(int x, int d) {
+    return x / d;
+}
+/* x / d, 0 <= x, 0 < d; quick where x is below 2^22. */
 __device__ static inline int gen_quotient(int x, int d) {
-    if (x >= 1 << 22) return x / d;
+    if (x < d) return 0;
+    if (x >= 1 << 22) return gen_long_quotient(x, d);
     int q = __float2int_rz(__fdividef((float)x, (float)d)), left = x - q * d;
     return left < 0 ? q - 1 : left >= d ? q + 1 : q;
 }

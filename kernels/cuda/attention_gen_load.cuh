@@ -44,10 +44,9 @@ __device__ static void gen_clear(const struct attn_args &a, const struct gen_tab
     for (int i = threadIdx.x; i < 2 * GEN_MAX_LEVELS + 2; i += blockDim.x) t.n_items[i] = 0;
 }
 
-/* Entries of a list of n that begin at or before `position`, one thread; tail: the last block. */
-__device__ static inline int gen_entries_until(const int32_t *block, int n, int tail,
-                                               int position) {
-    if (n == 0 || (long long)tail * KERN_BLOCK <= position) return n;
+/* Entries of a list of n that begin at or before `position`, one thread; the last does not. What is
+ * seldom needed stays out of the way of the rest, which every block runs through once, cold. */
+__device__ __noinline__ static int gen_search(const int32_t *block, int n, int position) {
     int lo = 0, hi = n - 1;
     while (lo < hi) {
         int mid = (lo + hi) / 2;
@@ -55,6 +54,12 @@ __device__ static inline int gen_entries_until(const int32_t *block, int n, int 
         else hi = mid;
     }
     return lo;
+}
+/* The same, whatever the last block (tail) is. */
+__device__ static inline int gen_entries_until(const int32_t *block, int n, int tail,
+                                               int position) {
+    if (n == 0 || (long long)tail * KERN_BLOCK <= position) return n;
+    return gen_search(block, n, position);
 }
 
 __device__ static inline int gen_list_seq(const struct gen_plan &p, int i) {
@@ -78,23 +83,35 @@ struct gen_sums {
     }
 };
 
-/* A thread's list adds what it has to the call's sums; whole warps. */
-__device__ static inline void gen_add(const struct gen_plan &p, const struct gen_tables &t,
-                                      int n_entries, int n_chunks, int n_q) {
+/* A lane's list each: their sums for the level of choice `lane`; whole warp. */
+__device__ static inline struct gen_sums gen_sum_lists(const struct gen_plan &p, int n_entries,
+                                                       int n_chunks, int n_q) {
     int lane = threadIdx.x & 31;
+    struct gen_sums all = {0, 0, 0, 0};
+#pragma unroll 1
     for (int c = 0; c < p.max_level; c++) {
-        struct gen_sums sums = {0, 0, 0, 0};
-        sums.add(n_entries, n_chunks, n_q, p.heads_in, gen_level_of(c));
-        int items = __reduce_add_sync(~0u, sums.items), slots = __reduce_add_sync(~0u, sums.slots);
-        int pages = __reduce_add_sync(~0u, sums.pages);
-        if (lane == 0) {
-            atomicAdd(&t.n_items[c], items);
-            atomicAdd(&t.n_slots[c], slots);
-            if (c == 0) atomicAdd(t.n_pages, pages);
-        }
+        struct gen_sums own = {0, 0, 0, 0};
+        own.add(n_entries, n_chunks, n_q, p.heads_in, gen_level_of(c));
+        int items = __reduce_add_sync(~0u, own.items), slots = __reduce_add_sync(~0u, own.slots);
+        if (lane == c) all.items = items, all.slots = slots;
     }
-    int longest = __reduce_max_sync(~0u, n_entries);
-    if (lane == 0) atomicMax(t.longest, longest);
+    all.pages = __reduce_add_sync(~0u, n_entries * n_chunks * p.heads_in);
+    all.longest = __reduce_max_sync(~0u, n_entries);
+    return all;
+}
+
+/* A warp's lists add what they have to the call's sums. */
+__device__ __noinline__ static void gen_add(const struct gen_plan &p, const struct gen_tables &t,
+                                            int n_entries, int n_chunks, int n_q) {
+    int lane = threadIdx.x & 31;
+    struct gen_sums sums = gen_sum_lists(p, n_entries, n_chunks, n_q);
+    if (lane < p.max_level) {
+        atomicAdd(&t.n_items[lane], sums.items);
+        atomicAdd(&t.n_slots[lane], sums.slots);
+    }
+    if (lane) return;
+    atomicAdd(t.n_pages, sums.pages);
+    atomicMax(t.longest, sums.longest);
 }
 
 /* All threads: the tables but slots and items. They read past the L1 cache: the combining kernel
@@ -108,10 +125,12 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
         n = min(max(__ldcg(a.n_blocks + list), 0), a.capacity);
         if (n) tail = __ldcg(a.block + list * (size_t)a.capacity + (n - 1));
     }
+#pragma unroll 1
     for (int r = tid; r < a.n_gen; r += blockDim.x) {
         int s = __ldcg(a.row_seq + r), at = __ldcg(a.position + r);
         if (s >= 0 && s < a.n_seqs) atomicMax(&t.last[s], at);
     }
+#pragma unroll 1
     for (int s = tid; s < a.n_seqs; s += blockDim.x) {
         int row = __ldcg(a.seq_row + s), n_rows = __ldcg(a.seq_n_rows + s);
         bool mine = row >= 0 && row < a.n_gen && n_rows > 0;
@@ -119,6 +138,7 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
         t.n_rows[s] = mine ? min(n_rows, a.n_gen - row) : 0;
     }
     __syncthreads();
+#pragma unroll 1
     for (int base = tid & ~31; base < p.n_lists; base += blockDim.x) {
         int i = base + (tid & 31), n_entries = 0, n_q = 0, n_chunks = 0;
         if (i < p.n_lists) {
@@ -139,24 +159,31 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
     __syncthreads();
 }
 
-/* The level of the call's items; whole warp, a lane a level. The time of the busiest block is its
- * items' pages and half a page's for each item; the largest level among the best, which has the
- * fewest partials. */
+/* The level of the call's items; whole warp, a lane a level. In units of a page's time: the busiest
+ * block's pages, half a page for each of its items and tiles, and 4,096 partials of a query for the
+ * combining kernel; the largest level among the best. */
 __device__ static inline int gen_choose(const struct attn_args &a, const struct gen_plan &p,
                                         const struct gen_tables &t, int *longest) {
     int c = min((int)(threadIdx.x & 31), p.max_level - 1), level = gen_level_of(c);
     struct gen_sums sums = {0, 0, 0, 0};
     if (p.n_lists > 32) sums = {t.n_items[c], t.n_slots[c], *t.n_pages, *t.longest};
-    else
-        for (int i = 0; i < p.n_lists; i++)
-            sums.add(t.n_entries[i], t.n_chunks[i], t.n_rows[gen_list_seq(p, i)] * a.group,
-                     p.heads_in, level);
+    else if (p.n_lists == 1)
+        sums.add(t.n_entries[0], t.n_chunks[0], t.n_rows[0] * a.group, p.heads_in, level);
+    else {
+        int i = threadIdx.x & 31, n_entries = 0, n_chunks = 0, n_q = 0;
+        if (i < p.n_lists) {
+            n_entries = t.n_entries[i], n_chunks = t.n_chunks[i];
+            n_q = t.n_rows[gen_list_seq(p, i)] * a.group;
+        }
+        sums = gen_sum_lists(p, n_entries, n_chunks, n_q);
+    }
     *longest = sums.longest;
     float items = (float)max(sums.items, 1), pages = (float)max(sums.pages, 0);
     float each = ceilf(__fdividef(items, (float)p.n_blocks) - 1e-3f);
     float most =
         fmaxf(__fdividef(each * pages, items), fminf((float)(1 << level), (float)sums.longest));
-    float cost = fminf(most + .5f * each, 1e6f);
+    float cost = most + (float)p.max_q / 32.f * each + (float)sums.slots / 4096.f;
+    cost = fminf(fmaxf(cost, 0.f), 1e6f);
     bool fits = sums.slots >= 0 && sums.slots <= p.n_slots;
     unsigned key = fits ? (unsigned)(cost * 8.f) * 32 + (31 - c) : 0xffffffe0u + (31 - c);
     return gen_level_of(31 - (int)(__reduce_min_sync(~0u, key) & 31));
@@ -180,6 +207,7 @@ __device__ static void gen_count(const struct attn_args &a, const struct gen_pla
     int lane = threadIdx.x & 31;
     long long slots = 0;
     n_items[0] = n_items[1] = 0;
+#pragma unroll 1
     for (int base = 0; base < p.n_lists; base += 32) {
         int i = base + lane, n_q = 0, n_entries = 0, n_chunks = 0;
         if (i < p.n_lists) {
@@ -218,6 +246,7 @@ __device__ static void gen_count(const struct attn_args &a, const struct gen_pla
 /* Last list that begins at or before item idx; whole warp. */
 __device__ static inline int gen_find(const int *before, int n, int idx) {
     int lane = threadIdx.x & 31, at = 0;
+#pragma unroll 1
     for (int base = 0; base < n; base += 32) {
         unsigned m = __ballot_sync(~0u, base + lane < n && before[base + lane] <= idx);
         at = base + __popc(m);
@@ -385,6 +414,7 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
             n++;
         }
         if (!now.open) break;
+#pragma unroll 1
         for (int e = 0; e < now.n; e++) {
             int page = __shfl_sync(~0u, now.page, e), block = __shfl_sync(~0u, now.block, e);
             long long newer = (long long)now.last - (long long)block * KERN_BLOCK + 1;
