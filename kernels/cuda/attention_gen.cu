@@ -14,9 +14,10 @@
  * have agreed on the largest score and exchanged weights through shared memory, a quarter of the
  * dimensions with V. So no sums meet across warps, and a node's (m, l, o) stay in registers.
  *
- * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the work
- * and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join 1: 13.4.
- * Measured 16.7: finding the work takes twice that, because its code is cold in every launch.
+ * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the
+ * work and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join
+ * 1: 13.4. Measured 16.7: finding the work takes twice that, because its code is cold in every
+ * launch.
  *
  * Bits. A page: weights exp2(score - largest score of the page), rounded to 16 bits; l and o are
  * their products with ones and with V, tokens in order, 16 a step. Four pages, aligned, are joined
