@@ -85,7 +85,8 @@ struct rig {
 static int rig_open(struct rig *g, const char *isa, int n_threads) {
     struct err e = {0};
     struct kern_options o = {.n_threads = n_threads, .isa = isa};
-    if (!strcmp(isa, "reference")) o = (struct kern_options){n_threads, KERN_REFERENCE, NULL};
+    if (!strcmp(isa, "reference"))
+        o = (struct kern_options){.n_threads = n_threads, .precision = KERN_REFERENCE};
     *g = (struct rig){0};
     int rc = kern_cpu_open(&g->k, &o, &e);
     if (rc == E_UNSUPPORTED) return 0;
