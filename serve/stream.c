@@ -225,14 +225,23 @@ static double ms_between(int64_t from_ns, int64_t to_ns) {
     return from_ns > 0 && to_ns >= from_ns ? (double)(to_ns - from_ns) / 1e6 : 0;
 }
 
+/* How the client is told that the answer ended: what was cancelled ended so, although the engine
+ * was done just before, since its last tokens are not shown. */
+static enum engine_finish end_of(const struct stream *st, const struct engine_progress *p) {
+    if (st->aborted) return ENGINE_ABORTED;
+    bool whole = p->finish == ENGINE_STOP || p->finish == ENGINE_LENGTH;
+    return st->cancelled && whole ? ENGINE_CANCELLED : p->finish;
+}
+
 /* finish_reason, stop_reason, usage, timings, seed, speculation, sparsity: the N_END pairs
  * that end a request. */
 enum { N_END = 7 };
 static void pack_end(msgpack_packer *pk, const struct stream *st, const struct engine_progress *p) {
+    enum engine_finish end = end_of(st, p);
     rpc_pack_str(pk, "finish_reason");
-    rpc_pack_str(pk, st->aborted ? "aborted" : engine_finish_name(p->finish));
+    rpc_pack_str(pk, engine_finish_name(end));
     rpc_pack_str(pk, "stop_reason");
-    if (p->finish == ENGINE_STOP && p->stop_idx >= 0 && p->stop_idx < st->params.n_stops)
+    if (end == ENGINE_STOP && p->stop_idx >= 0 && p->stop_idx < st->params.n_stops)
         rpc_pack_text(pk, st->params.stops[p->stop_idx].text,
                       (size_t)st->params.stops[p->stop_idx].n);
     else msgpack_pack_nil(pk);

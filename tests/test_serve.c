@@ -441,6 +441,34 @@ static void test_serve_cancel(void) {
     stop(&s, &p);
 }
 
+/* The answer is complete, but nothing of it was shown, when the cancel is read: what is dropped is
+ * not called complete. The requests between give the engine time to end it. */
+static void test_serve_cancel_at_the_end(void) {
+    struct spawned s;
+    struct peer p;
+    msgpack_object o;
+    struct strbuf burst = {0};
+    start(&s, &p, 0, 1);
+    for (int i = 1; i <= 20; i++) {
+        strbuf_clear(&burst);
+        pack_text(&burst, "[0,1,'generate',['ab',{'max_tokens':2}]]");
+        for (int k = 0; k < 40; k++) pack_text(&burst, "[0,3,'tokenize',['abc']]");
+        char cancel[40];
+        snprintf(cancel, sizeof cancel, "[0,2,'cancel',[%d]]", i);
+        pack_text(&burst, cancel);
+        peer_send_bytes(&p, burst.data, burst.n);
+        bool cancelled = false;
+        do {
+            assert_true(peer_recv(&p, &o));
+            cancelled |= strstr(p.text, "{\"cancelled\"=>true}") != NULL;
+        } while (!strstr(p.text, "\"done\""));
+        const char *end = cancelled ? "\"finish_reason\"=>\"cancelled\"" : "\"length\"";
+        if (!strstr(p.text, end)) fail_msg("cancelled: %d, but %s", cancelled, p.text);
+    }
+    strbuf_deinit(&burst);
+    stop(&s, &p);
+}
+
 static void wait_stat(struct peer *p, const char *name, long long want) {
     int64_t start_ns = clock_ns();
     long long got;
@@ -689,6 +717,7 @@ const struct test tests[] = {
     {"serve_garbage", TEST_QUICK, 15000, test_serve_garbage},
     {"serve_duplicate_ids", TEST_QUICK, 10000, test_serve_duplicate_ids},
     {"serve_cancel", TEST_QUICK, 15000, test_serve_cancel},
+    {"serve_cancel_at_the_end", TEST_QUICK, 15000, test_serve_cancel_at_the_end},
     {"serve_disconnect_cancels", TEST_QUICK, 15000, test_serve_disconnect_cancels},
     {"serve_slow_reader_pauses", TEST_QUICK, 20000, test_serve_slow_reader_pauses},
     {"serve_limits", TEST_QUICK, 10000, test_serve_limits},
