@@ -142,7 +142,8 @@ int cmd_run(int argc, char **argv) {
         {OPTION_FLAG, "show-spec", NULL, 0, &view.marks.show, NULL, 0, 0,
          "mark accepted draft tokens: green on a terminal, \xe2\x80\xb9so\xe2\x80\xba elsewhere",
          NULL},
-        {OPTION_FLAG, "stats", NULL, 0, &view.stats, NULL, 0, 0, "say what speculation did", NULL},
+        {OPTION_FLAG, "stats", NULL, 0, &view.stats, NULL, 0, 0,
+         "say what speculation and sparse reading did", NULL},
         SAMPLING_FLAGS(&s),
         {0},
     };
