@@ -228,7 +228,7 @@ static size_t gen_smem(const struct cuda_ctx *c, int per_sm, int n_seqs, int n_l
     return (c->max_smem + reserved - combine) / (size_t)per_sm / 128 * 128 - reserved;
 }
 
-static struct gen_plan gen_plan(const struct cuda_ctx *c, const struct attn_args *a) {
+static struct gen_plan gen_plan(const struct attn_args *a) {
     struct gen_plan p = {};
     size_t pairs = (size_t)a->n_gen * (size_t)a->n_heads;
     p.heads_in = a->head_stride ? 1 : a->n_kv;
@@ -305,7 +305,7 @@ static int gen_launch_as(struct cuda_ctx *c, const struct attn_args *a, struct g
 
 int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a) {
     if (a->n_gen == 0) return 0;
-    struct gen_plan p = gen_plan(c, a);
+    struct gen_plan p = gen_plan(a);
     int rc = 0;
     /* Single pages, each sequence's queries cut into chunks: more there cannot be. */
     size_t chunks = (size_t)a->n_gen * (size_t)a->group / (size_t)p.max_q +

@@ -159,22 +159,11 @@ template <typename T, int HD> static int launch(struct cuda_ctx *c, const struct
                             prompt_shape<HD>::SMEM, *a, tile_rows);
 }
 
-template <typename T> static int launch_type(struct cuda_ctx *c, const struct attn_args *a) {
-    switch (a->head_dim) {
-    case 64:
-        return launch<T, 64>(c, a);
-    case 80:
-        return launch<T, 80>(c, a);
-    case 96:
-        return launch<T, 96>(c, a);
-    case 128:
-        return launch<T, 128>(c, a);
-    case 256:
-        return launch<T, 256>(c, a);
-    default:
-        return CUDA_NOTE(c, cudaErrorInvalidValue);
+struct launcher {
+    template <typename T, int HD> static int run(struct cuda_ctx *c, const struct attn_args *a) {
+        return launch<T, HD>(c, a);
     }
-}
+};
 
 size_t cuda_attention_prompt_bytes(const struct cuda_ctx *c, int n_gen, int n_prompt, int n_seqs,
                                    int n_heads, int head_dim, int list_capacity) {
@@ -184,5 +173,5 @@ size_t cuda_attention_prompt_bytes(const struct cuda_ctx *c, int n_gen, int n_pr
 
 int cuda_attention_mass(struct cuda_ctx *c, const struct attn_args *a) {
     if (!a->mass || !a->mass_row || a->n_gen + a->n_prompt == 0 || a->capacity == 0) return 0;
-    return a->bf16 ? launch_type<__nv_bfloat16>(c, a) : launch_type<__half>(c, a);
+    return prompt_dispatch<launcher>(c, a);
 }

@@ -144,25 +144,14 @@ template <typename T, int HD> static int launch(struct cuda_ctx *c, const struct
                        tile_rows);
 }
 
-template <typename T> static int launch_type(struct cuda_ctx *c, const struct attn_args *a) {
-    switch (a->head_dim) {
-    case 64:
-        return launch<T, 64>(c, a);
-    case 80:
-        return launch<T, 80>(c, a);
-    case 96:
-        return launch<T, 96>(c, a);
-    case 128:
-        return launch<T, 128>(c, a);
-    case 256:
-        return launch<T, 256>(c, a);
-    default:
-        return CUDA_NOTE(c, cudaErrorInvalidValue);
+struct launcher {
+    template <typename T, int HD> static int run(struct cuda_ctx *c, const struct attn_args *a) {
+        return launch<T, HD>(c, a);
     }
-}
+};
 
 int cuda_attention_prompt(struct cuda_ctx *c, const struct attn_args *a) {
     if (a->n_prompt == 0) return 0;
     if (!a->ancestors && cuda_attention_has_wgmma(c, a)) return cuda_attention_prompt_wgmma(c, a);
-    return a->bf16 ? launch_type<__nv_bfloat16>(c, a) : launch_type<__half>(c, a);
+    return prompt_dispatch<launcher>(c, a);
 }

@@ -233,4 +233,31 @@ __device__ static inline void clean_values(uint4 *chunk, int token, int n_seen, 
     if (token < n_seen) atomicOr(&bad[token / 32], 1u << token % 32);
 }
 
+/* ---- Which instance ---- */
+
+template <typename L, typename T>
+static inline int prompt_dispatch_dim(struct cuda_ctx *c, const struct attn_args *a) {
+    switch (a->head_dim) {
+    case 64:
+        return L::template run<T, 64>(c, a);
+    case 80:
+        return L::template run<T, 80>(c, a);
+    case 96:
+        return L::template run<T, 96>(c, a);
+    case 128:
+        return L::template run<T, 128>(c, a);
+    case 256:
+        return L::template run<T, 256>(c, a);
+    default:
+        return CUDA_NOTE(c, cudaErrorInvalidValue);
+    }
+}
+
+/* L::run<T, HD>(c, a) by the KV type and head_dim of the call. */
+template <typename L>
+static inline int prompt_dispatch(struct cuda_ctx *c, const struct attn_args *a) {
+    return a->bf16 ? prompt_dispatch_dim<L, __nv_bfloat16>(c, a)
+                   : prompt_dispatch_dim<L, __half>(c, a);
+}
+
 #endif

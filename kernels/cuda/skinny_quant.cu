@@ -116,12 +116,14 @@ __device__ __forceinline__ bool elected() {
 __device__ __forceinline__ void copy_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+#if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void *from, int bytes, uint32_t bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
+#endif
 /* Each lane arrives when its copies are done; so does who asks for a bulk copy. */
 __device__ __forceinline__ void barrier_init(uint32_t bar) {
 #if __CUDA_ARCH__ >= 900
