@@ -48,7 +48,7 @@ static int observe_target(struct engine *g, int seq, int context, int n, struct 
     return 0;
 }
 
-static void observe_draft(void *arg, const struct proposer_pass *pass) {
+void engine__observe_draft(void *arg, const struct proposer_pass *pass) {
     struct engine *g = arg;
     if (!pass->prompt)
         draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
@@ -75,7 +75,7 @@ static int run_draft(struct engine *g, int seq, int context, int n, struct err *
         rc = proposer_run(g->proposer, &history, g->batch.drawn.dev, g->batch.pass.token.dev, &mark,
                           e);
     if (!rc) rc = finish(g, e);
-    return rc ? rc : proposer_done(g->proposer, observe_draft, g);
+    return rc ? rc : proposer_done(g->proposer, engine__observe_draft, g);
 }
 
 /* Short ways to catch up are of one row, or two after a round that was accepted whole. */

@@ -103,8 +103,7 @@ static void observe(void *arg, const struct proposer_pass *pass) {
     struct engine *g = arg;
     g->draft_ns += pass->ns;
     g->draft_pass_rows += pass->n_rows;
-    if (!pass->prompt)
-        draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
+    engine__observe_draft(g, pass);
 }
 
 /* Rows that all drafts together may catch up in this step: as many as take the time that prompt

@@ -180,3 +180,24 @@ void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precisi
     model_close(v.m);
     v.k->ops->close(v.k);
 }
+
+void engine_assert_answers(struct engine *g) {
+    struct engine_submit_options s;
+    struct tokens prompt = {0};
+    struct strbuf text = {0};
+    struct err e = {0};
+    int32_t out[24];
+    const struct chat_message m = {"user", "What is the capital of France?", 30};
+    assert_non_null(engine_chat(g));
+    assert_ok(chat_render(engine_chat(g), engine_tokenizer(g), &m, 1, true, &prompt, &e), e);
+    tiny_submit_options(&s, prompt.ids, (int)prompt.n);
+    s.params.max_tokens = 24;
+    struct engine_progress p;
+    int n = tiny_run(g, &s, out, &p);
+    tokenizer_decode(engine_tokenizer(g), out, (size_t)n, false, &text);
+    strbuf_append_char(&text, 0);
+    if (!strstr(text.data, "Paris")) fail_msg("the answer is '%s'", text.data);
+    assert_int_equal(p.finish, ENGINE_STOP);
+    tokens_deinit(&prompt);
+    strbuf_deinit(&text);
+}

@@ -147,13 +147,8 @@ static void test_cuda_engine_one_row_one_result(void) {
 
 static void test_cuda_engine_answer(void) {
     struct engine_options o;
-    struct engine_submit_options s;
     struct engine *g = NULL;
-    struct tokens prompt = {0};
-    struct strbuf text = {0};
     struct err e = {0};
-    int32_t out[24];
-    const struct chat_message m = {"user", "What is the capital of France?", 30};
     need_device();
     engine_options_default(&o);
     o.device = "cuda";
@@ -163,17 +158,7 @@ static void test_cuda_engine_answer(void) {
     o.max_seqs = 2;
     o.kv_memory_bytes = (size_t)256 << 20;
     assert_ok(engine_open(&g, &o, NULL, NULL, &e), e);
-    assert_ok(chat_render(engine_chat(g), engine_tokenizer(g), &m, 1, true, &prompt, &e), e);
-    tiny_submit_options(&s, prompt.ids, (int)prompt.n);
-    s.params.max_tokens = 24;
-    struct engine_progress p;
-    int n = tiny_run(g, &s, out, &p);
-    tokenizer_decode(engine_tokenizer(g), out, (size_t)n, false, &text);
-    strbuf_append_char(&text, 0);
-    if (!strstr(text.data, "Paris")) fail_msg("the answer is '%s'", text.data);
-    assert_int_equal(p.finish, ENGINE_STOP);
-    tokens_deinit(&prompt);
-    strbuf_deinit(&text);
+    engine_assert_answers(g);
     engine_close(g);
 }
 
