@@ -306,7 +306,9 @@ void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches) {
     assert_true(sum.n_accepted > sum.n_drafted / 20);
     assert_true(sum.n_accepted < sum.n_drafted);
     assert_true(sum.n_page_rollbacks > 0);
-    assert_true(looked.n_lookup_accepted > 0);
+    assert_true(looked.n_lookup_drafted > 0);
+    /* Drawn text of random weights repeats itself rarely: that any of it is right is luck. */
+    if (!b->gumbel) assert_true(looked.n_lookup_accepted > 0);
     free(b->want);
     free(b->got);
     free(b->page);

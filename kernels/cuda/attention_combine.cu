@@ -187,9 +187,10 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
     __syncthreads();
     gen_look(a, p, t);
     if (warp == 0) {
-        int unused[2], most, level_of_call = gen_choose(a, p, t, &most);
+        struct gen_sums call;
+        int unused[2], level_of_call = gen_choose(a, p, t, &call);
         gen_count(a, p, t, level_of_call, unused);
-        sh_level = level_of_call, sh_longest = most;
+        sh_level = level_of_call, sh_longest = call.longest;
     }
     __syncthreads();
     int level = sh_level, longest = (sh_longest + (1 << level) - 1) >> level;
@@ -230,8 +231,11 @@ int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, st
     int pairs = a->n_gen * a->n_heads, v = 1;
     while (v < 4 && (long long)pairs * ((a->head_dim + 32 * v - 1) / (32 * v)) > c->n_sms) v *= 2;
     p.n_parts = (a->head_dim + 32 * v - 1) / (32 * v);
+    /* Blocks beside those of attention_gen.cu; with many heads, more that follow them. */
     int grid = c->n_sms;
-    if (pairs * (long long)p.n_parts < grid) grid = pairs * p.n_parts;
+    long long n_tasks = (long long)pairs * p.n_parts;
+    if (n_tasks > 3ll * GEN_COMBINE_WARPS * grid) grid *= 4;
+    if (n_tasks < grid) grid = (int)n_tasks;
     if (smem > 40 << 10 && allowed != c->device) {
         int rc = cuda_allow_smem(c, attention_gen_combine_kernel<1>, c->max_smem - 8192);
         if (!rc) rc = cuda_allow_smem(c, attention_gen_combine_kernel<2>, c->max_smem - 8192);

@@ -21,6 +21,7 @@ enum {
     GEN_COMBINE_SMEM = 4096, /* left to a block of the combining kernel, with its tables */
 };
 static const size_t GEN_WINDOW = 64 << 10;          /* bytes that an SM waits for */
+static const long long GEN_SMALL = 16 << 20;        /* where nothing is gained by waiting */
 static const size_t GEN_SCRATCH = (size_t)48 << 20; /* of partials */
 
 template <int D> struct gen_cut {

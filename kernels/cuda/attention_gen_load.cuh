@@ -163,7 +163,7 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
  * block's pages, half a page for each of its items and tiles, and 4,096 partials of a query for the
  * combining kernel; the largest level among the best. */
 __device__ static inline int gen_choose(const struct attn_args &a, const struct gen_plan &p,
-                                        const struct gen_tables &t, int *longest) {
+                                        const struct gen_tables &t, struct gen_sums *call) {
     int c = min((int)(threadIdx.x & 31), p.max_level - 1), level = gen_level_of(c);
     struct gen_sums sums = {0, 0, 0, 0};
     if (p.n_lists > 32) sums = {t.n_items[c], t.n_slots[c], *t.n_pages, *t.longest};
@@ -177,7 +177,7 @@ __device__ static inline int gen_choose(const struct attn_args &a, const struct 
         }
         sums = gen_sum_lists(p, n_entries, n_chunks, n_q);
     }
-    *longest = sums.longest;
+    *call = sums;
     float items = (float)max(sums.items, 1), pages = (float)max(sums.pages, 0);
     float each = ceilf(__fdividef(items, (float)p.n_blocks) - 1e-3f);
     float most =
@@ -264,6 +264,7 @@ struct gen_walk {
     int list, e, e_end; /* entries behind the run */
     int n, page, block, last;
     bool first, open; /* first: run of its item */
+    bool small;       /* the whole call may wait for memory at once */
 };
 
 __device__ static void gen_walk_item(const struct attn_args &a, const struct gen_plan &p,
@@ -325,8 +326,9 @@ __device__ static void gen_walk_next(const struct attn_args &a, const struct gen
 
 __device__ static void gen_walk_begin(const struct attn_args &a, const struct gen_plan &p,
                                       const struct gen_tables &t, struct gen_walk &w) {
-    int longest;
-    w.level = gen_choose(a, p, t, &longest);
+    struct gen_sums call;
+    w.level = gen_choose(a, p, t, &call);
+    w.small = (long long)call.pages * a.head_dim * KERN_BLOCK * 4 <= GEN_SMALL;
     gen_count(a, p, t, w.level, w.n_items);
     int n_grid = gridDim.x, b = blockIdx.x, each = gen_quotient(w.n_items[0], n_grid);
     int more = w.n_items[0] - each * n_grid;
@@ -401,8 +403,8 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
     unsigned long long bytes = 0;
     struct gen_walk next;
     struct gen_ring landed = ring;
-    landed.turn = p.window - 1; /* stages that may still wait */
     gen_walk_begin(a, p, t, next);
+    landed.turn = (next.small ? p.n_stages : p.window) - 1; /* stages that may still wait */
     for (;;) {
         struct gen_walk now = next;
         if (now.first) {
