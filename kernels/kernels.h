@@ -144,12 +144,82 @@ struct kern_attn_taps {
      * heads and over the rows that mass_row marks. SparDA's `observed` selection and labels. */
     float *mass;
     const uint8_t *mass_row; /* [n_rows] 1: counts */
+    /* [n_seqs][n_heads][capacity] f32, zeroed by the caller: attention mass of each list entry by
+     * query head, summed over the rows that mass_row marks in the order of rows. What a scorer's
+     * training is told (target/). */
+    float *head_mass;
     /* [n_rows] u64: bit i of a row's mask says whether it sees the i-th row of its sequence's rows
      * in this pass (token trees). NULL: causal by position. */
     const uint64_t *ancestors;
     /* f64/u64 counter in backend memory: bytes of K and V that were read, added to. NULL: not
      * counted. */
     uint64_t *kv_bytes_read;
+};
+
+/* ---- States of the select layer, and scores of blocks ---------------------------------------- */
+
+enum {
+    KERN_QUARTER = 16,      /* tokens of a quarter of a block */
+    KERN_STATE_QUERIES = 32 /* newest states of a sequence that are kept as they are */
+};
+
+/* Where a sequence's memory of states lies (SparDA's representatives). At plane_offset inside the
+ * page of each block (of the group that all rows read densely) stands f32 [4][cols]: the sums of
+ * the states of each quarter's tokens, added in the order of positions (a quarter's first token
+ * sets its sum); behind them, where has_first, [cols]: the state of the block's first token. */
+struct kern_plane {
+    void *base;          /* backend memory, as kern_kv's */
+    size_t page_stride;  /* bytes */
+    size_t plane_offset; /* bytes, KERN_ACT_ALIGN aligned */
+    int cols;            /* H, the model's width */
+    bool has_first;
+};
+static inline size_t kern_plane_bytes(int cols, bool has_first) {
+    return (size_t)(has_first ? 5 : 4) * (size_t)cols * sizeof(float);
+}
+
+/* Committed rows of one sequence in a pass. Each position is noted once, in order, after it was
+ * committed: nothing is ever taken back, so a rollback needs no correction. */
+struct kern_note {
+    int32_t seq;       /* its list of pages; -1: nothing to note */
+    int32_t first_row; /* of the states */
+    int32_t position;  /* of that row */
+    int32_t n_rows;
+    int32_t ring; /* index of its ring */
+};
+
+enum kern_score {
+    KERN_SCORE_MEAN, /* <q, r> / sqrt(cols) of the (normed) query and the block's mean */
+    KERN_SCORE_LATE, /* logsumexp over queries, quarters and heads of <A q, B r> / sqrt(head_dim) */
+    KERN_SCORE_MLP,  /* Linear(W, 1)(GELU(Linear(2 H, W)(LayerNorm(2 H)([q * r; q])))), erf GELU */
+    KERN_N_SCORES
+};
+
+/* A scorer of blocks; arrays f32 in backend memory. Sums in f32 (in double on the reference path),
+ * in an order that `cols`, the weights' shapes and the block alone decide. Empty quarters count
+ * nowhere; a partly filled one is the mean of what is there. */
+struct kern_scorer {
+    enum kern_score kind;
+    int cols;
+    int n_queries; /* 1..KERN_STATE_QUERIES newest states ask (fewer where fewer are there). LATE:
+                      each; others: their average by softmax(<q, q_i> / sqrt(cols)), q the newest,
+                      after norming; 1 is the newest itself */
+    bool normed;   /* queries and representatives are layer-normalised first: (x - mean) /
+                      sqrt(variance + 1e-5), no weights */
+    bool by_first; /* the block's first token represents it instead of its mean (not LATE) */
+    int n_heads, head_dim;            /* LATE */
+    const float *a, *b;               /* LATE: [n_heads * head_dim][cols] each */
+    int width;                        /* MLP: W */
+    const float *ln_weight, *ln_bias; /* MLP: [2 cols], eps 1e-5; NULL both: no LayerNorm */
+    const float *w1, *b1, *w2, *b2;   /* MLP: [W][2 cols], [W], [W], [1] */
+};
+
+/* A sequence as a scorer sees it. */
+struct kern_score_view {
+    struct kern_plane plane;
+    const int32_t *page; /* [blocks] its page ids, backend memory */
+    const float *ring;   /* its own: f32 [KERN_STATE_QUERIES][cols], row position % 32 */
+    int n_tokens;        /* all noted */
 };
 
 /* ---- Rotary embedding and writing KV ------------------------------------------------------- */
@@ -362,6 +432,19 @@ struct kern_ops {
     int (*attention)(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
                      int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
                      const struct kern_attn_taps *taps, void *scratch, float *out);
+
+    /* Note states: rows of x (f32 [..][plane->cols], the state entering the select layer) into the
+     * planes of their blocks and their sequences' rings. page: [..][capacity] ids by kern_note.seq;
+     * ring: [..][KERN_STATE_QUERIES][cols]. notes, page, x and ring in backend memory. A position
+     * beyond `capacity` blocks is passed over. */
+    int (*note_states)(struct kern *k, int n, const struct kern_note *notes, const float *x,
+                       const struct kern_plane *plane, const int32_t *page, int capacity,
+                       float *ring);
+
+    /* One number a block of one sequence, f32 out[blocks of v->n_tokens]. */
+    size_t (*score_scratch_bytes)(const struct kern *k, const struct kern_scorer *s, int n_blocks);
+    int (*score)(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
+                 void *scratch, float *out);
 
     /* Copy block contents between pages (copy on write; one layer group). */
     int (*copy_page)(struct kern *k, void *dst, const void *src, size_t bytes);
