@@ -222,6 +222,15 @@ static inline void engine_histogram_add(struct engine_histogram *h, double secon
     h->n++;
 }
 
+/* Passes that held generated rows alone, whole batches: what the kernels counted in them, and what
+ * their lists come to by the kernels' own rule (K of every listed page whole, V up to the newest
+ * position). Equal to the byte where a sequence's rows of a round lie in one tile of the kernel; a
+ * second tile reads its pages again and makes the first number the larger one. */
+struct engine_answer_kv {
+    uint64_t n_passes, n_tokens; /* tokens: committed by them */
+    uint64_t shallow_bytes, deep_bytes, listed_shallow_bytes, listed_deep_bytes;
+};
+
 struct engine_stats {
     int n_running, n_waiting, n_paused;
     uint64_t n_requests, n_finished[6]; /* by enum engine_finish */
@@ -229,6 +238,7 @@ struct engine_stats {
     uint64_t n_steps, n_rows;
     uint64_t kv_bytes_read; /* K and V that attention read, as the kernels count; of those: */
     uint64_t kv_shallow_bytes_read, kv_deep_bytes_read;
+    struct engine_answer_kv answers;                         /* of these bytes, answers' own */
     uint64_t n_sparse_requests;                              /* whose prefix lost blocks */
     uint64_t n_selections, n_blocks_selected, n_blocks_kept; /* blocks: sums over selections */
     double step_seconds;                                     /* spent in steps */

@@ -237,6 +237,9 @@ double engine__sparse_kv(const struct engine *g, const struct engine_request *r,
 
 /* A pass of its generated rows ran: count what their lists held. */
 void engine__sparse_count(const struct engine *g, struct engine_request *r);
+/* The same by the kernels' rule, whole pages of K: added to the listed bytes of `out`. */
+void engine__sparse_listed(const struct engine *g, const struct engine_request *r,
+                           struct engine_answer_kv *out);
 
 /* ---- Failure (queue.c) ---- */
 

@@ -126,3 +126,16 @@ void engine__sparse_count(const struct engine *g, struct engine_request *r) {
     r->sparsity.kv_deep_bytes += deep * layer * (uint64_t)deep_tokens(r, (int)n);
     r->sparsity.kv_dense_bytes += all * layer * n;
 }
+
+void engine__sparse_listed(const struct engine *g, const struct engine_request *r,
+                           struct engine_answer_kv *out) {
+    const struct model_config *c = model_get_config(g->model);
+    int n = r->n_kv + r->n_rows, n_blocks = target_n_blocks(n);
+    int n_left_out = r->n_kept ? r->sparsity.n_blocks - r->n_kept : 0;
+    uint64_t half =
+        (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t deep = (uint64_t)n_deep(g), shallow = (uint64_t)c->n_layers - deep;
+    out->listed_shallow_bytes += shallow * half * (uint64_t)(n_blocks * KVPOOL_BLOCK + n);
+    out->listed_deep_bytes +=
+        deep * half * (uint64_t)((n_blocks - n_left_out) * KVPOOL_BLOCK + deep_tokens(r, n));
+}

@@ -233,17 +233,29 @@ static int note_times(struct engine *g, int mark) {
     return 0;
 }
 
+/* Does this step's pass hold generated rows alone? */
+static bool only_answers(const struct engine *g) {
+    for (int i = 0; i < g->n_turn; i++)
+        if (!engine__decodes(g->turn[i])) return false;
+    return true;
+}
+
 /* What attention read, by group and, as far as lists tell, by request. */
 static void count_kv(struct engine *g) {
     uint64_t n[ENGINE_MAX_GROUPS];
+    struct engine_answer_kv *answers = only_answers(g) ? &g->live.answers : NULL;
     engine__batch_kv_bytes(g, n);
+    if (answers) answers->n_passes++;
     for (int i = 0; i < g->sizes.n_groups; i++) {
         bool deep = g->sizes.group_class[i] == KVPOOL_DEEP;
         g->live.kv_bytes_read += n[i];
         *(deep ? &g->live.kv_deep_bytes_read : &g->live.kv_shallow_bytes_read) += n[i];
+        if (answers) *(deep ? &answers->deep_bytes : &answers->shallow_bytes) += n[i];
     }
-    for (int i = 0; i < g->n_turn; i++)
+    for (int i = 0; i < g->n_turn; i++) {
         if (engine__decodes(g->turn[i])) engine__sparse_count(g, g->turn[i]);
+        if (answers) engine__sparse_listed(g, g->turn[i], answers);
+    }
 }
 
 /* Enqueue the step: the draft's passes, the target's, the decision and its way back. The only wait
@@ -391,10 +403,13 @@ static bool step(struct engine *g) {
         return true;
     }
     int64_t now = clock_ns();
+    bool answers = only_answers(g);
+    uint64_t n_before = g->live.n_generated_tokens;
     for (int i = 0; i < g->n_turn; i++) {
         if (g->turn[i]->draft_nan) fail_broken_draft(g, g->turn[i]);
         else commit(g, g->turn[i], now);
     }
+    if (answers) g->live.answers.n_tokens += g->live.n_generated_tokens - n_before;
     count_step(g, n_rows, clock_ns() - start);
     return true;
 }

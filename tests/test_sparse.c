@@ -437,6 +437,7 @@ static void test_sparse_bytes(void) {
     struct engine_submit_options s;
     sparse_options(&o);
     struct engine *g = open_engine(&o, &r);
+    uint64_t sum[2] = {0};
     for (int k = 0; k < 3; k++) {
         struct target_settings of = settings(k == 0   ? TARGET_OFF
                                              : k == 1 ? TARGET_OBSERVED
@@ -456,6 +457,8 @@ static void test_sparse_bytes(void) {
         }
         assert_int_equal(all[0] - prefill[0], want[0]);
         assert_int_equal(all[1] - prefill[1], want[1]);
+        sum[0] += want[0];
+        sum[1] += want[1];
         if (k == 1) assert_true(3 * want[1] < 3 * want[0] * 2); /* far less than dense's 3 to 1 */
         /* What the request itself is told counts positions. */
         uint64_t tokens = 0, deep = 0, token = 2 * 2 * 16 * 2;
@@ -470,6 +473,13 @@ static void test_sparse_bytes(void) {
     struct engine_stats stats;
     engine_get_stats(g, &stats);
     assert_int_equal(stats.n_sparse_requests, 4);
+    /* Alone, an answer's passes hold generated rows alone, all after its first token. */
+    assert_int_equal(stats.answers.n_passes, 3 * 129);
+    assert_int_equal(stats.answers.n_tokens, 3 * 129);
+    assert_int_equal(stats.answers.shallow_bytes, sum[0]);
+    assert_int_equal(stats.answers.deep_bytes, sum[1]);
+    assert_int_equal(stats.answers.listed_shallow_bytes, sum[0]);
+    assert_int_equal(stats.answers.listed_deep_bytes, sum[1]);
     assert_int_equal(stats.n_selections, 4);
     assert_int_equal(stats.n_blocks_selected, 4 * 18);
     engine_close(g);
