@@ -74,7 +74,9 @@ static int attention_block(struct model *m, const struct model_pass *p, const st
     TRY(linear(k, batch.rows, &l->qkv, act_for(m, l->qkv.part), w->qkv));
     TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &kv));
     float scale = 1.0f / sqrtf((float)c->head_dim);
-    TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, scale, w->qkv, &kv, &g->taps,
+    struct kern_attn_taps taps = g->taps;
+    if (taps.head_mass) taps.head_mass += (size_t)(layer - g->first_layer) * g->head_mass_stride;
+    TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, scale, w->qkv, &kv, &taps,
                           w->attn_scratch, w->heads));
     struct kern_act act = act_for(m, l->o.part);
     TRY(k->ops->pack(k, batch.rows, c->n_heads * c->head_dim, w->heads, act));
@@ -118,6 +120,7 @@ static void check_pass(const struct model *m, const struct model_pass *p) {
     ASSERT(n_rows > 0 && n_rows <= m->caps.max_rows);
     ASSERT(p->batch.n_seqs <= m->caps.max_seqs && p->n_logits <= m->caps.max_logits);
     ASSERT(p->n_groups > 0 && p->n_groups <= MODEL_MAX_GROUPS);
+    ASSERT(p->n_taps >= 0 && p->n_taps <= MODEL_MAX_TAPS);
     for (int i = 0; i < p->n_groups; i++) {
         ASSERT(p->group[i].first_layer == layer);
         ASSERT(p->group[i].lists.capacity <= m->caps.max_blocks);
@@ -141,9 +144,10 @@ int model_forward(struct model *m, const struct model_pass *p, struct err *e) {
             TRY(k->ops->norm_pack(k, rows, c->hidden, w->x, layer ? w->delta : NULL,
                                   m->layers[layer].attn_norm, c->norm_eps,
                                   act_for(m, m->layers[layer].qkv.part), NULL));
-            if (p->tap_state && layer == p->tap_layer)
-                TRY(k->ops->copy_page(k, p->tap_state, w->x,
-                                      (size_t)n_rows * (size_t)c->hidden * sizeof(float)));
+            for (int t = 0; t < p->n_taps; t++)
+                if (p->tap[t].layer == layer)
+                    TRY(k->ops->copy_page(k, p->tap[t].state, w->x,
+                                          (size_t)n_rows * (size_t)c->hidden * sizeof(float)));
             int rc = attention_block(m, p, g, layer, e);
             if (!rc) rc = ffn_block(m, p, layer, e);
             if (rc) return rc;

@@ -57,9 +57,20 @@ struct model_group {
     const int32_t *slot_page; /* [n_rows] page that takes a row's K and V */
     struct kern_lists lists;
     struct kern_attn_taps taps; /* zero: none */
+    size_t head_mass_stride;    /* floats from one layer's part of taps.head_mass to the next's; 0:
+                                   the layers' masses are summed */
 };
 
-enum { MODEL_MAX_GROUPS = 3 };
+enum {
+    MODEL_MAX_GROUPS = 3,
+    MODEL_MAX_TAPS = 8, /* layers whose states one pass may give */
+};
+
+/* The residual stream entering a layer. */
+struct model_tap {
+    int layer;
+    float *state; /* f32 [n_rows][H] */
+};
 
 /* One pass. All arrays are in backend memory. */
 struct model_pass {
@@ -70,10 +81,9 @@ struct model_pass {
     const int32_t *logit_row; /* [n_logits] rows whose logits are wanted */
     float *logits;            /* f32 [n_logits][logits_stride] */
     size_t logits_stride;     /* >= config.n_head */
-    /* Taps, NULL where not wanted. */
-    int tap_layer;    /* layer whose input state is tapped */
-    float *tap_state; /* f32 [n_rows][H]: residual stream entering tap_layer */
-    float *tap_final; /* f32 [n_logits][H]: state after the last norm */
+    int n_taps;
+    struct model_tap tap[MODEL_MAX_TAPS];
+    float *tap_final; /* f32 [n_logits][H]: state after the last norm; NULL: not wanted */
 };
 
 /* Run the pass: embedding, layers, head. Enqueues on the backend; see kernels.h for what holds of

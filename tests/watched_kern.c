@@ -116,7 +116,7 @@ static void copy_lists(struct kern_lists *to, const struct kern_lists *from) {
     COPY(page), COPY(block), COPY(n_blocks), COPY(capacity), COPY(seq_stride), COPY(head_stride);
 }
 static void copy_taps(struct kern_attn_taps *to, const struct kern_attn_taps *from) {
-    COPY(mass), COPY(mass_row), COPY(ancestors), COPY(kv_bytes_read);
+    COPY(mass), COPY(mass_row), COPY(head_mass), COPY(ancestors), COPY(kv_bytes_read);
 }
 static void copy_history(struct kern_history *to, const struct kern_history *from) {
     COPY(prompt), COPY(output), COPY(stride), COPY(recent);

@@ -166,6 +166,16 @@ static inline void attn_mass_max(float *at, float mass) {
     }
 }
 
+/* Share of list entry `entry` that query head g of the tile's KV head pays, to the taps. */
+static inline void attn_add_mass(const struct attn_job *j, const struct attn_tile *t, int g,
+                                 int entry, double share) {
+    size_t capacity = (size_t)j->lists->capacity, e = (size_t)entry;
+    if (j->taps->mass) attn_mass_max(&j->taps->mass[t->list * capacity + e], (float)share);
+    if (!j->taps->head_mass) return;
+    size_t head = (size_t)t->seq * (size_t)j->n_heads + (size_t)(t->head * j->group + g);
+    j->taps->head_mass[head * capacity + e] += (float)share;
+}
+
 /* Scratch of attention_amx.c: packed queries, keys and values of a leaf, scores, weights, outputs.
  */
 enum {

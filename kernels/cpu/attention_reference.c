@@ -103,7 +103,6 @@ static double entry_sum(const struct attn_job *j, const struct attn_tile *t, int
 
 static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
     (void)scratch;
-    float *out = j->taps->mass + t->list * (size_t)j->lists->capacity;
     for (int r = 0; r < t->n_rows; r++) {
         int row = t->row + r;
         if (!j->taps->mass_row[row] || j->batch->row_seq[row] < 0) continue;
@@ -112,7 +111,7 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
             double top = top_score(j, t, row, q), sum = 0;
             for (int e = 0; e < t->n_entries; e++) sum += entry_sum(j, t, row, q, top, e);
             for (int e = 0; e < t->n_entries && sum > 0; e++)
-                attn_mass_max(&out[e], (float)(entry_sum(j, t, row, q, top, e) / sum));
+                attn_add_mass(j, t, g, e, entry_sum(j, t, row, q, top, e) / sum);
         }
     }
 }

@@ -84,7 +84,7 @@ struct cpu_attn_isa {
                  const struct attn_tile *then, int then_node, void *scratch);
     /* Reduce the tile's nodes in place and write its rows of the output. */
     void (*combine)(const struct attn_job *job, const struct attn_tile *tile);
-    /* The tile's marked rows into taps->mass. */
+    /* The tile's marked rows into taps->mass and taps->head_mass. */
     void (*mass)(struct attn_job *job, const struct attn_tile *tile, void *scratch);
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;

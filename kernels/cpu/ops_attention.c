@@ -183,6 +183,20 @@ static struct attn_tile *tile_of_item(struct attn_job *j, int item) {
     return &j->tiles[lo];
 }
 
+/* Tile i's masses. Where they are summed by head, tiles of one sequence and KV head are summed into
+ * one line: the first of them does all, in the order of rows. */
+static void add_mass(struct attn_job *j, int i, void *scratch) {
+    const struct attn_tile *t = j->tiles + i;
+    const struct cpu_attn_isa *isa = j->ctx->isa->attn;
+    if (!j->taps->head_mass) {
+        isa->mass(j, t, scratch);
+        return;
+    }
+    if (i > 0 && t[-1].seq == t->seq && t[-1].head == t->head) return;
+    for (int n = i; n < j->n_tiles && j->tiles[n].seq == t->seq && j->tiles[n].head == t->head; n++)
+        isa->mass(j, &j->tiles[n], scratch);
+}
+
 /* Items from the last to the first, so that a prompt's longest rows start first; then the masses.
  * A thread takes an item before it does the one in hand, to read ahead of it. */
 static void attention_share(void *arg, int idx, int n_threads) {
@@ -195,13 +209,13 @@ static void attention_share(void *arg, int idx, int n_threads) {
     for (int row = begin; row < end; row++)
         if (j->batch->row_seq[row] < 0)
             memset(j->out + (size_t)row * width, 0, width * sizeof(float));
-    bool mass = j->taps->mass && j->taps->mass_row;
+    bool mass = (j->taps->mass || j->taps->head_mass) && j->taps->mass_row;
     int n = j->n_items + (mass ? j->n_tiles : 0);
     int at = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed), then;
     for (; at < n; at = then) {
         then = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
         if (at >= j->n_items) {
-            isa->mass(j, &j->tiles[n - 1 - at], scratch);
+            add_mass(j, n - 1 - at, scratch);
             continue;
         }
         int item = j->n_items - 1 - at, later = j->n_items - 1 - then;
