@@ -3,14 +3,17 @@
  * the bandwidth of reading as many bytes; its products over the rate of register-only loops (AMX
  * for prompt rows, VPDPBUSD for weights and FMA for attention of generated rows).
  *
- *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST]
+ *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] [--select-layer N]
  *   bench_step MODEL --device cuda [--load-format dummy] [--reps N] [--chunk ROWS] [--points LIST]
  *
  * On a CUDA device (step_device.c) MODEL may be a config.json whose weights are random. A point is
- * class:rows:depth, there also class:rows:depth:batch, as in gen:5:32768:1,prompt:8192:0. Generated
- * rows want all their logits, prompt rows the last one's. Depth is filled once a depth; each timing
- * rolls back to it. Prints the minimum and median over
- * --reps. With --serve it reads points from stdin, one a line, and answers each with one timing,
+ * class:rows:depth[:batch[:keep]], as in gen:5:32768:1,prompt:8192:0 (a batch on a device only).
+ * keep: so many blocks of 64 tokens are read by the layers from --select-layer on (default
+ * round(3 L / 16)), generated rows only; 0: all. Generated rows want all their logits, prompt rows
+ * the last one's. Depth is filled once a depth; each timing rolls back to it. Prints the minimum
+ * and median over --reps. sum_floor_ms is the sum over the two kinds of operation, products and
+ * attention, of the larger of bytes and multiplications: what a step can do where they do not
+ * overlap. With --serve it reads points from stdin, one a line, and answers each with one timing,
  * and "floors POINT" with byte floor, product floor (ms) and GB/s: for interleaving with a peer. */
 #include <math.h>
 #include <stdio.h>
@@ -58,14 +61,18 @@ static double rate(double (*run)(void), struct threads *t) {
 struct floors {
     double gbs, bytes_ms;
     double macs_ms; /* 0: this device's instructions have no loop here */
+    double sum_ms;
 };
 
-static struct floors floors(const struct bench *b, bool prompt, int rows, int depth) {
+static struct floors floors(const struct bench *b, const struct step_point *p) {
     const struct model_config *c = runner_config(b->r);
+    bool prompt = p->prompt;
+    int rows = p->rows;
     struct err e = {0};
     struct threads *t;
     ASSERT(threads_open(&t, b->threads, &e) == 0);
-    double kv = 2.0 * depth * c->n_layers * c->n_kv_heads * c->head_dim * 2;
+    double tokens = step_read_tokens(p, runner_select_layer(b->r), c->n_layers) - rows;
+    double kv = 2.0 * tokens * c->n_layers * c->n_kv_heads * c->head_dim * 2;
     double bytes = (double)runner_weight_bytes(b->r) + kv;
     struct floors f = {.gbs = read_bandwidth((size_t)bytes, t) / 1e9};
     f.bytes_ms = bytes / f.gbs / 1e6;
@@ -73,13 +80,16 @@ static struct floors floors(const struct bench *b, bool prompt, int rows, int de
     double layer = c->hidden * (2 * q + 2 * kvw) + 3.0 * c->hidden * c->ffn;
     double weights =
         layer * c->n_layers * rows + (double)c->vocab * c->hidden * (prompt ? 1 : rows);
-    double attention = 2 * q * c->n_layers * rows * (depth + (rows + 1) / 2.0);
+    double attention = 2 * q * c->n_layers * rows * (tokens + (rows + 1) / 2.0);
+    f.sum_ms = f.bytes_ms;
 #if defined(__x86_64__)
     bool amx = strstr(runner_device(b->r), "AMX"), wide = strstr(runner_device(b->r), "AVX-512");
     if (wide) {
         double of_weights = rate(amx && prompt ? loop_amx : loop_dpbusd, t);
         double of_attention = rate(amx && prompt ? loop_amx : loop_fma16, t);
         f.macs_ms = (weights / of_weights + attention / of_attention) * 1e3;
+        f.sum_ms = fmax((bytes - kv) / f.gbs / 1e6, weights / of_weights * 1e3) +
+                   fmax(kv / f.gbs / 1e6, attention / of_attention * 1e3);
     }
 #endif
     threads_close(t);
@@ -89,6 +99,7 @@ static struct floors floors(const struct bench *b, bool prompt, int rows, int de
 /* ---- Passes -------------------------------------------------------------------------------- */
 
 static void fill(struct bench *b, int depth) {
+    runner_keep(b->r, 0);
     if (runner_length(b->r, 0) > depth) runner_truncate(b->r, 0, depth);
     while (runner_length(b->r, 0) < depth) {
         int at = runner_length(b->r, 0), n = depth - at < 512 ? depth - at : 512;
@@ -97,12 +108,12 @@ static void fill(struct bench *b, int depth) {
     }
 }
 
-static double time_pass(struct bench *b, bool prompt, int rows, int depth) {
-    struct runner_piece p = {.ids = b->ids + depth, .n = rows, .prompt = prompt};
+static double time_pass(struct bench *b, const struct step_point *at) {
+    struct runner_piece p = {.ids = b->ids + at->depth, .n = at->rows, .prompt = at->prompt};
     int64_t start = clock_ns();
-    runner_pass_last(b->r, &p, 1, b->logits, prompt ? 1 : rows);
+    runner_pass_last(b->r, &p, 1, b->logits, at->prompt ? 1 : at->rows);
     double ms = clock_ms_since(start);
-    runner_truncate(b->r, 0, depth);
+    runner_truncate(b->r, 0, at->depth);
     return ms;
 }
 
@@ -120,21 +131,33 @@ static int atoi_checked(const char *s) {
 bool step_parse(const char *s, struct step_point *out) {
     char kind[8];
     *out = (struct step_point){.batch = 1};
-    if (sscanf(s, "%7[a-z]:%d:%d:%d", kind, &out->rows, &out->depth, &out->batch) < 3) return false;
+    if (sscanf(s, "%7[a-z]:%d:%d:%d:%d", kind, &out->rows, &out->depth, &out->batch, &out->keep) <
+        3)
+        return false;
     out->prompt = !strcmp(kind, "prompt");
     return (out->prompt || !strcmp(kind, "gen")) && out->rows > 0 && out->depth >= 0 &&
            out->rows <= 1 << 20 && out->depth <= 1 << 20 && out->batch > 0 &&
-           out->batch <= STEP_MAX_BATCH && (!out->prompt || out->batch == 1) &&
-           (out->prompt || out->rows * out->batch <= KERN_MAX_ROWS);
+           out->batch <= STEP_MAX_BATCH && (!out->prompt || (out->batch == 1 && out->keep == 0)) &&
+           (out->prompt || out->rows * out->batch <= KERN_MAX_ROWS) &&
+           (out->keep == 0 || (out->keep >= 5 && out->rows <= 2 * KERN_BLOCK));
 }
 
-static bool parse_point(const char *s, bool *prompt, int *rows, int *depth) {
+int step_select_layer(const struct step_options *o) {
     struct step_point p;
-    bool ok = step_parse(s, &p);
-    *prompt = p.prompt;
-    *rows = p.rows;
-    *depth = p.depth;
-    return ok && p.batch == 1 && p.rows <= 512 && p.depth + p.rows <= MAX_DEPTH;
+    for (const char *s = o->points; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL)
+        if (step_parse(s, &p) && p.keep > 0) return o->select_layer > 0 ? o->select_layer : -1;
+    return 0;
+}
+
+double step_read_tokens(const struct step_point *p, int select_layer, int n_layers) {
+    int n = p->depth + p->rows, n_blocks = (n + KERN_BLOCK - 1) / KERN_BLOCK;
+    if (p->keep == 0 || n_blocks <= p->keep) return n;
+    double kept = n - (double)(n_blocks - p->keep) * KERN_BLOCK;
+    return ((double)select_layer * n + (n_layers - select_layer) * kept) / n_layers;
+}
+
+static bool parse_point(const char *s, struct step_point *p) {
+    return step_parse(s, p) && p->batch == 1 && p->rows <= 512 && p->depth + p->rows <= MAX_DEPTH;
 }
 
 struct words {
@@ -155,6 +178,8 @@ static bool parse_words(int argc, char **argv, struct words *w) {
         else if (more && !strcmp(argv[i], "--device")) w->device = argv[++i];
         else if (more && !strcmp(argv[i], "--load-format"))
             w->step.dummy = !strcmp(argv[++i], "dummy");
+        else if (more && !strcmp(argv[i], "--select-layer"))
+            w->step.select_layer = atoi_checked(argv[++i]);
         else if (more && !strcmp(argv[i], "--chunk")) w->step.chunk = atoi_checked(argv[++i]);
         else return fprintf(stderr, "bench_step: unknown word '%s'\n", argv[i]), false;
     }
@@ -167,17 +192,16 @@ static bool parse_words(int argc, char **argv, struct words *w) {
 
 static int serve(struct bench *b) {
     char line[64];
-    bool prompt;
-    int rows, depth;
+    struct step_point p;
     while (fgets(line, sizeof line, stdin)) {
         bool ask_floors = !strncmp(line, "floors ", 7);
-        if (!parse_point(line + (ask_floors ? 7 : 0), &prompt, &rows, &depth)) return 2;
+        if (!parse_point(line + (ask_floors ? 7 : 0), &p) || p.keep > 0) return 2;
         if (ask_floors) {
-            struct floors f = floors(b, prompt, rows, depth);
+            struct floors f = floors(b, &p);
             printf("%.4f %.4f %.2f\n", f.bytes_ms, f.macs_ms, f.gbs);
         } else {
-            fill(b, depth);
-            printf("%.4f\n", time_pass(b, prompt, rows, depth));
+            fill(b, p.depth);
+            printf("%.4f\n", time_pass(b, &p));
         }
         fflush(stdout);
     }
@@ -185,22 +209,21 @@ static int serve(struct bench *b) {
 }
 
 static int run_points(struct bench *b, const char *points, int reps) {
-    bool prompt;
-    int rows, depth;
-    printf("device,class,rows,depth,ms_min,ms_median,byte_floor_ms,mac_floor_ms,times_floor,read_"
-           "gbs\n");
+    struct step_point p;
+    printf("device,class,rows,depth,keep,ms_min,ms_median,byte_floor_ms,mac_floor_ms,sum_floor_ms,"
+           "times_floor,read_gbs\n");
     for (const char *s = points; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL) {
-        if (!parse_point(s, &prompt, &rows, &depth))
-            return fprintf(stderr, "bad point '%s'\n", s), 2;
-        fill(b, depth);
+        if (!parse_point(s, &p)) return fprintf(stderr, "bad point '%s'\n", s), 2;
+        fill(b, p.depth);
+        runner_keep(b->r, p.keep);
         double ms[MAX_REPS];
-        time_pass(b, prompt, rows, depth);
-        for (int i = 0; i < reps; i++) ms[i] = time_pass(b, prompt, rows, depth);
+        time_pass(b, &p);
+        for (int i = 0; i < reps; i++) ms[i] = time_pass(b, &p);
         qsort(ms, (size_t)reps, sizeof *ms, by_value);
-        struct floors f = floors(b, prompt, rows, depth);
-        printf("\"%s\",%s,%d,%d,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b->r),
-               prompt ? "prompt" : "gen", rows, depth, ms[0], ms[reps / 2], f.bytes_ms, f.macs_ms,
-               ms[reps / 2] / fmax(f.bytes_ms, f.macs_ms), f.gbs);
+        struct floors f = floors(b, &p);
+        printf("\"%s\",%s,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b->r),
+               p.prompt ? "prompt" : "gen", p.rows, p.depth, p.keep, ms[0], ms[reps / 2],
+               f.bytes_ms, f.macs_ms, f.sum_ms, ms[reps / 2] / fmax(f.bytes_ms, f.macs_ms), f.gbs);
         fflush(stdout);
     }
     return 0;
@@ -214,7 +237,7 @@ int main(int argc, char **argv) {
     if (argc < 2) {
         fprintf(stderr,
                 "usage: bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] "
-                "[--serve]\n"
+                "[--select-layer N] [--serve]\n"
                 "       bench_step MODEL --device cuda [--load-format dummy] [--reps N] "
                 "[--chunk ROWS] [--points LIST]\n");
         return 2;
@@ -229,7 +252,8 @@ int main(int argc, char **argv) {
                                .max_tokens = MAX_DEPTH,
                                .n_seqs = 1,
                                .max_rows = 512,
-                               .kv = KERN_F16};
+                               .kv = KERN_F16,
+                               .select_layer = step_select_layer(&w.step)};
     struct bench b = {.r = runner_open(&o), .threads = w.threads};
     b.vocab = runner_config(b.r)->vocab;
     b.ids = malloc(sizeof *b.ids * MAX_DEPTH);

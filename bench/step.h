@@ -12,17 +12,25 @@ struct step_point {
     int rows;    /* of a sequence */
     int depth;   /* tokens before them */
     int batch;   /* sequences */
+    int keep;    /* blocks that deep layers read; 0: all */
 };
 
 struct step_options {
     const char *model, *points;
     bool dummy;
     int reps;
-    int chunk; /* rows of a prompt pass */
+    int chunk;        /* rows of a prompt pass */
+    int select_layer; /* the first deep one, where a point keeps less than all; 0: default */
 };
 
-/* class:rows:depth[:batch], up to a comma. */
+/* class:rows:depth[:batch[:keep]], up to a comma. */
 bool step_parse(const char *s, struct step_point *out);
+
+/* runner_options.select_layer for these points: 0 where all of them read everything. */
+int step_select_layer(const struct step_options *o);
+
+/* Tokens whose K and V rows of one sequence read, a mean over the layers. */
+double step_read_tokens(const struct step_point *p, int select_layer, int n_layers);
 
 /* Whole steps on the CUDA device; returns the exit status. bench/step_device.c */
 int step_device(const struct step_options *o);

@@ -52,7 +52,7 @@ static double weight_bytes(const struct device_bench *b) {
 static double kv_bytes(const struct device_bench *b, const struct step_point *p) {
     const struct model_config *c = b->c;
     double token = 2.0 * c->n_layers * c->n_kv_heads * c->head_dim * 2;
-    return token * p->batch * (p->depth + p->rows);
+    return token * p->batch * step_read_tokens(p, runner_select_layer(b->r), c->n_layers);
 }
 
 static double operations(const struct device_bench *b, const struct step_point *p) {
@@ -62,7 +62,8 @@ static double operations(const struct device_bench *b, const struct step_point *
     double rows = (double)p->rows * p->batch;
     double weights =
         layer * c->n_layers * rows + (double)c->vocab * c->hidden * (p->prompt ? p->batch : rows);
-    double attention = 2 * q * c->n_layers * rows * (p->depth + (p->rows + 1) / 2.0);
+    double tokens = step_read_tokens(p, runner_select_layer(b->r), c->n_layers) - p->rows;
+    double attention = 2 * q * c->n_layers * rows * (tokens + (p->rows + 1) / 2.0);
     return 2 * (weights + attention);
 }
 
@@ -157,12 +158,13 @@ static struct times time_prompt(struct device_bench *b, const struct step_point 
 
 static void run_point(struct device_bench *b, const struct step_point *p) {
     runner_recut(b->r, p->batch, p->depth + p->rows);
+    runner_keep(b->r, p->keep);
     struct times t = p->prompt ? time_prompt(b, p) : time_generated(b, p);
     double bytes = weight_bytes(b) + kv_bytes(b, p), ops = operations(b, p);
     double byte_floor = bytes / b->bandwidth * 1e3, mac_floor = ops / b->matrix * 1e3;
-    printf("%s,\"%s\",%s,%d,%d,%d,%.4f,%.4f,%.4f,%.4f,%.4f,%.3f,%.0f,%.1f\n",
+    printf("%s,\"%s\",%s,%d,%d,%d,%d,%.4f,%.4f,%.4f,%.4f,%.4f,%.3f,%.0f,%.1f\n",
            b->counts ? "yes" : "no", b->c->name, p->prompt ? "prompt" : "gen", p->rows, p->depth,
-           p->batch, t.device, t.device_min, t.host, byte_floor, mac_floor,
+           p->batch, p->keep, t.device, t.device_min, t.host, byte_floor, mac_floor,
            t.device / fmax(byte_floor, mac_floor), bytes / t.device / 1e6, ops / t.device / 1e9);
     fflush(stdout);
 }
@@ -196,7 +198,8 @@ static void open_runner(struct device_bench *b, const struct step_point *list, i
                                .path = b->o->model,
                                .dummy = b->o->dummy,
                                .max_logits = 1,
-                               .kv = KERN_F16};
+                               .kv = KERN_F16,
+                               .select_layer = step_select_layer(b->o)};
     for (int i = 0; i < n; i++) {
         const struct step_point *p = &list[i];
         int tokens = p->depth + p->rows, rows = p->rows * p->batch;
@@ -230,10 +233,11 @@ static void measure_floors(struct device_bench *b) {
     must(device_floor_matrix_rate(b->floor, &b->matrix, &e), &e);
     b->bandwidth = fmax(copy, sweep);
     b->counts = !strstr(info.name, "H200") || b->bandwidth >= h200_bandwidth;
-    void *arena = runner_arena(b->r, &arena_bytes);
-    must(device_floor_fill(b->floor, arena, NULL, (int)(arena_bytes / 1024), 1024, KERN_F16, 1,
-                           (uint32_t)clock_ns(), &e),
-         &e);
+    void *arena;
+    for (int i = 0; (arena = runner_arena(b->r, i, &arena_bytes)) != NULL; i++)
+        must(device_floor_fill(b->floor, arena, NULL, (int)(arena_bytes / 1024), 1024, KERN_F16, 1,
+                               (uint32_t)clock_ns(), &e),
+             &e);
     printf("# %s; %s%s\n", info.name, b->o->model, b->o->dummy ? ", random weights" : "");
     printf("# bandwidth of this run: copy %.0f GB/s, read-only sweep %.0f GB/s; matrix rate %.1f "
            "TFLOP/s\n",
@@ -250,7 +254,8 @@ int step_device(const struct step_options *o) {
     check_device();
     open_runner(&b, list, n);
     measure_floors(&b);
-    printf("counts,model,class,rows,depth,batch,device_ms,device_ms_min,host_ms,byte_floor_ms,mac_"
+    printf("counts,model,class,rows,depth,batch,keep,device_ms,device_ms_min,host_ms,byte_floor_ms,"
+           "mac_"
            "floor_ms,times_floor,gb_s,tflop_s\n");
     for (int i = 0; i < n; i++) run_point(&b, &list[i]);
     free(b.ids);

@@ -21,7 +21,7 @@ enum {
 /* The arrays of a pass, host and backend, laid out alike. */
 struct arrays {
     int32_t *token, *position, *row_seq, *logit_row, *slot[MAX_GROUPS]; /* [rows] */
-    int32_t *seq_row, *seq_n, *n_blocks;                                /* [n_seqs] */
+    int32_t *seq_row, *seq_n, *n_blocks[MAX_GROUPS];                    /* [n_seqs] */
 };
 
 struct runner {
@@ -40,9 +40,11 @@ struct runner {
     /* Small and full-sized arrays; lists, whose rows stay while a place keeps its sequence. */
     void *host[2], *dev[2];
     size_t array_bytes[2];
-    int32_t *list[MAX_GROUPS], *block; /* backend, [cut_seqs][cut_blocks] */
-    int seq_at[MAX_SEQS];              /* whose pages a row of `list` holds */
-    float *dev_logits;                 /* where the backend's memory is not the host's */
+    int32_t *list[MAX_GROUPS], *block[MAX_GROUPS]; /* backend, [cut_seqs][cut_blocks] */
+    int seq_at[MAX_SEQS];                          /* whose pages a row of `list` holds */
+    int keep, n_of[MAX_SEQS]; /* blocks that deep layers read; of how many a row of `list` chose */
+    int32_t *chosen;          /* [2][max_blocks] pages and blocks on their way */
+    float *dev_logits;        /* where the backend's memory is not the host's */
     /* The pass that was set last. */
     struct model_pass pass;
     uint64_t key[KERN_RECORD_KEY];
@@ -110,8 +112,9 @@ static struct arrays carve(const struct runner *r, void *base, int rows, size_t 
     p += (4 + MAX_GROUPS) * row;
     a.seq_row = (int32_t *)(void *)p;
     a.seq_n = (int32_t *)(void *)(p + seq);
-    a.n_blocks = (int32_t *)(void *)(p + 2 * seq);
-    if (bytes) *bytes = (4 + MAX_GROUPS) * row + 3 * seq;
+    for (int g = 0; g < MAX_GROUPS; g++)
+        a.n_blocks[g] = (int32_t *)(void *)(p + (2 + (size_t)g) * seq);
+    if (bytes) *bytes = (4 + MAX_GROUPS) * row + (2 + MAX_GROUPS) * seq;
     return a;
 }
 
@@ -128,26 +131,40 @@ static void open_arrays(struct runner *r) {
         must(r->k->ops->host_reserve(r->k, r->array_bytes[i], &r->host[i], &e), &e);
         r->dev[i] = reserve(r, r->array_bytes[i]);
     }
-    r->block = reserve(r, n * sizeof *r->block);
-    for (int g = 0; g < r->n_groups; g++) r->list[g] = reserve(r, n * sizeof *r->block);
+    r->chosen = take(2 * (size_t)r->max_blocks, sizeof *r->chosen);
+    for (int g = 0; g < r->n_groups; g++) {
+        r->list[g] = reserve(r, n * sizeof(int32_t));
+        r->block[g] = reserve(r, n * sizeof(int32_t));
+    }
     logits *= (size_t)model_get_config(r->m)->vocab;
     if (!r->info.is_host) r->dev_logits = reserve(r, logits * sizeof *r->dev_logits);
+}
+
+/* Block lists name every block; whose pages, the next pass says. */
+static void list_all(struct runner *r) {
+    size_t n = (size_t)r->cut_seqs * (size_t)r->cut_blocks;
+    int32_t *block = take(n, sizeof *block);
+    struct err e = {0};
+    for (size_t i = 0; i < n; i++) block[i] = (int32_t)(i % (size_t)r->cut_blocks);
+    for (int g = 0; g < r->n_groups; g++) upload(r, r->block[g], block, n * sizeof *block);
+    must(r->k->ops->sync(r->k, &e), &e);
+    free(block);
+    for (int i = 0; i < MAX_SEQS; i++) r->seq_at[i] = -1;
 }
 
 void runner_recut(struct runner *r, int n_seqs, int max_tokens) {
     int blocks = (max_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
     ASSERT(n_seqs <= r->o.n_seqs && blocks <= r->max_blocks && n_seqs * blocks <= r->n_pages);
-    size_t n = (size_t)n_seqs * (size_t)blocks;
-    int32_t *block = take(n, sizeof *block);
-    struct err e = {0};
-    for (size_t i = 0; i < n; i++) block[i] = (int32_t)(i % (size_t)blocks);
-    upload(r, r->block, block, n * sizeof *block);
-    must(r->k->ops->sync(r->k, &e), &e);
-    free(block);
     r->cut_seqs = n_seqs;
     r->cut_blocks = blocks;
     memset(r->length, 0, sizeof r->length);
-    for (int i = 0; i < MAX_SEQS; i++) r->seq_at[i] = -1;
+    list_all(r);
+}
+
+void runner_keep(struct runner *r, int n) {
+    ASSERT(n == 0 || (n >= 5 && r->n_groups == 2));
+    r->keep = n;
+    list_all(r);
 }
 
 static struct model_source *open_source(const struct runner_options *o, const char *path) {
@@ -191,8 +208,9 @@ struct runner *runner_open(const struct runner_options *o) {
     model_source_close(src);
     model_source_close(target_src);
     const struct model_config *c = model_get_config(r->m);
-    r->n_groups = o->select_layer > 0 ? 2 : 1;
-    r->group_layers[0] = r->n_groups == 2 ? o->select_layer : c->n_layers;
+    if (o->select_layer < 0) r->o.select_layer = (3 * c->n_layers + 8) / 16;
+    r->n_groups = r->o.select_layer > 0 ? 2 : 1;
+    r->group_layers[0] = r->n_groups == 2 ? r->o.select_layer : c->n_layers;
     r->group_first[1] = r->group_layers[0];
     r->group_layers[1] = c->n_layers - r->group_layers[0];
     for (int g = 0; g < r->n_groups; g++) {
@@ -210,13 +228,14 @@ void runner_close(struct runner *r) {
     for (int g = 0; g < r->n_groups; g++) {
         r->k->ops->unreserve(r->k, r->arena[g]);
         r->k->ops->unreserve(r->k, r->list[g]);
+        r->k->ops->unreserve(r->k, r->block[g]);
         free(r->pages[g]);
     }
     for (int i = 0; i < 2; i++) {
         r->k->ops->host_unreserve(r->k, r->host[i]);
         r->k->ops->unreserve(r->k, r->dev[i]);
     }
-    r->k->ops->unreserve(r->k, r->block);
+    free(r->chosen);
     r->k->ops->unreserve(r->k, r->dev_logits);
     model_close(r->m);
     model_close(r->target);
@@ -235,15 +254,19 @@ struct model *runner_model(struct runner *r) {
 struct kern *runner_kern(struct runner *r) {
     return r->k;
 }
-void *runner_arena(struct runner *r, size_t *bytes) {
-    *bytes = r->arena_bytes[0];
-    return r->arena[0];
+void *runner_arena(struct runner *r, int group, size_t *bytes) {
+    if (group >= r->n_groups) return NULL;
+    *bytes = r->arena_bytes[group];
+    return r->arena[group];
 }
 size_t runner_weight_bytes(const struct runner *r) {
     return r->weight_bytes;
 }
 const char *runner_device(const struct runner *r) {
     return r->info.name;
+}
+int runner_select_layer(const struct runner *r) {
+    return r->n_groups == 2 ? r->group_first[1] : 0;
 }
 int runner_length(const struct runner *r, int seq) {
     return r->length[seq];
@@ -261,6 +284,23 @@ void runner_pretend(struct runner *r, int seq, int n) {
 
 /* ---- A pass ---- */
 
+/* Row i of the deep group's list: `keep` of the sequence's n blocks. */
+static void choose_blocks(struct runner *r, int i, int seq, int n) {
+    int cap = r->cut_blocks, spread = r->keep - 4;
+    int32_t *page = r->chosen, *block = r->chosen + r->max_blocks;
+    if (r->n_of[i] == n) return;
+    r->n_of[i] = n;
+    for (int j = 0; j < r->keep; j++) {
+        int32_t at = j == 0       ? 0
+                     : j > spread ? n - (r->keep - j)
+                                  : 1 + (int)((long long)(j - 1) * (n - 4) / spread);
+        block[j] = at;
+        page[j] = r->pages[1][seq * cap + at];
+    }
+    upload(r, r->list[1] + i * cap, page, (size_t)r->keep * sizeof *page);
+    upload(r, r->block[1] + i * cap, block, (size_t)r->keep * sizeof *block);
+}
+
 /* Rows of piece i, from row `row` on. */
 static void fill_piece(struct runner *r, const struct arrays *a, const struct runner_piece *p,
                        int i, int row) {
@@ -268,7 +308,10 @@ static void fill_piece(struct runner *r, const struct arrays *a, const struct ru
     ASSERT(p->seq < r->cut_seqs && at + p->n <= cap * KERN_BLOCK);
     a->seq_row[i] = row;
     a->seq_n[i] = p->n;
-    a->n_blocks[i] = (at + p->n + KERN_BLOCK - 1) / KERN_BLOCK;
+    int n_blocks = (at + p->n + KERN_BLOCK - 1) / KERN_BLOCK;
+    bool fewer = r->keep > 0 && n_blocks > r->keep;
+    ASSERT(r->keep == 0 || !p->prompt); /* prompts are filled in before */
+    for (int g = 0; g < r->n_groups; g++) a->n_blocks[g][i] = g && fewer ? r->keep : n_blocks;
     for (int j = 0; j < p->n; j++) {
         a->token[row + j] = p->ids[j];
         a->position[row + j] = at + j;
@@ -278,11 +321,14 @@ static void fill_piece(struct runner *r, const struct arrays *a, const struct ru
             a->slot[g][row + j] = r->pages[g][p->seq * cap + (at + j) / KERN_BLOCK];
     }
     r->length[p->seq] = at + p->n;
-    if (r->seq_at[i] == p->seq) return;
-    r->seq_at[i] = p->seq;
-    for (int g = 0; g < r->n_groups; g++)
-        upload(r, r->list[g] + i * cap, r->pages[g] + p->seq * cap,
-               (size_t)cap * sizeof *r->list[g]);
+    if (r->seq_at[i] != p->seq) {
+        r->seq_at[i] = p->seq;
+        r->n_of[i] = 0;
+        for (int g = 0; g < r->n_groups; g++)
+            upload(r, r->list[g] + i * cap, r->pages[g] + p->seq * cap,
+                   (size_t)cap * sizeof *r->list[g]);
+    }
+    if (fewer) choose_blocks(r, i, p->seq, n_blocks);
 }
 
 void runner_set(struct runner *r, const struct runner_piece *pieces, int n_pieces, int n_logits) {
@@ -319,8 +365,8 @@ void runner_set(struct runner *r, const struct runner_piece *pieces, int n_piece
                                                 .kv_dtype = r->o.kv,
                                                 .slot_page = a.slot[g],
                                                 .lists = {.page = r->list[g],
-                                                          .block = r->block,
-                                                          .n_blocks = a.n_blocks,
+                                                          .block = r->block[g],
+                                                          .n_blocks = a.n_blocks[g],
                                                           .capacity = r->cut_blocks,
                                                           .seq_stride = 1}};
     const uint64_t key[KERN_RECORD_KEY] = {

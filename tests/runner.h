@@ -24,7 +24,7 @@ struct runner_options {
     int max_rows;
     int max_logits;     /* rows of a pass that want logits; 0: max_rows */
     enum kern_dtype kv; /* KERN_F16 by default for FAST, F32 for REFERENCE: set it */
-    int select_layer;   /* 0: one group; else shallow and deep groups */
+    int select_layer;   /* 0: one group; else shallow and deep groups; -1: round(3 L / 16) */
 };
 
 /* Any error ends the process with its text. */
@@ -62,8 +62,13 @@ void runner_recut(struct runner *r, int n_seqs, int max_tokens);
 
 /* Sequence `seq` has n tokens, whatever its pages hold. */
 void runner_pretend(struct runner *r, int seq, int n);
+int runner_select_layer(const struct runner *r); /* 0: one group */
 struct kern *runner_kern(struct runner *r);
-void *runner_arena(struct runner *r, size_t *bytes); /* of the only or first group */
+void *runner_arena(struct runner *r, int group, size_t *bytes); /* NULL: no such group */
+
+/* From now on the deep layers (of a runner with a select_layer) of generated rows read n blocks:
+ * the first, the newest three and others spread evenly; 0: all. Prompt rows want 0. */
+void runner_keep(struct runner *r, int n);
 
 /* Bytes of packed weights that a pass reads; the backend's name. */
 size_t runner_weight_bytes(const struct runner *r);
