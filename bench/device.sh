@@ -127,7 +127,7 @@ run_steps() {
     csv cuda-step.csv bench_step steps || return
     awk -F, '
         function goal(what, got, most) { printf "#   %-44s %.3f, goal %.2f: %s\n", what, got, most, got <= most ? "yes" : "NO" }
-        function least(what, got, want) { printf "#   %-44s %.3f, goal %.2f: %s\n", what, got, want, got >= want ? "yes" : "NO" }
+        function least(what, got, want) { printf "#   %-44s %.3f, goal %.2f: %s\n", what, got, want, (got >= want ? "yes" : "NO") }
         /^yes|^no/ { m = $2 ~ /8B|8b/ ? "8B" : $2 ~ /1B|1b/ ? "1B" : $2 ~ /7B|7b/ ? "7B" : "pair"; x[m, $3, $4, $5, $6, $7] = $13; ms[m, $3, $4, $5, $6, $7] = $8 }
         END {
             k = "8B"; if ((k, "gen", 1, 32704, 1, 0) in x) {

@@ -8,7 +8,7 @@
 #include "base/err.h"
 
 /* Extents of one page up to so many pages of a class are tried. */
-enum { GEOMETRY_MAX_PAGES = 64 };
+enum { GEOMETRY_MAX_PAGES = 64, STATE_ALIGN = 64 };
 
 const char *kvpool_class_name(enum kvpool_class c) {
     static const char *const names[KVPOOL_N_CLASSES] = {"draft", "shallow", "deep"};
@@ -16,8 +16,9 @@ const char *kvpool_class_name(enum kvpool_class c) {
     return names[c];
 }
 
-size_t kvpool_page_bytes(const struct kvpool_page_shape *s) {
-    size_t bytes, total;
+/* K and V of a page's layers; 0 where that is no size. */
+static size_t kv_bytes(const struct kvpool_page_shape *s) {
+    size_t bytes;
     if (s->n_layers <= 0 || s->n_kv_heads <= 0 || s->head_dim <= 0 || s->elem_bytes <= 0) return 0;
     if (s->scale_bytes < 0) return 0;
     if (!checked_mul((size_t)s->head_dim, (size_t)s->elem_bytes * KVPOOL_BLOCK, &bytes)) return 0;
@@ -25,6 +26,21 @@ size_t kvpool_page_bytes(const struct kvpool_page_shape *s) {
     if (!checked_mul(bytes, (size_t)s->n_kv_heads, &bytes)) return 0;
     if (!checked_mul(bytes, 2, &bytes)) return 0; /* K and V */
     if (!checked_mul(bytes, (size_t)s->n_layers, &bytes)) return 0;
+    return bytes;
+}
+
+size_t kvpool_state_offset(const struct kvpool_page_shape *s) {
+    size_t at = kv_bytes(s);
+    if (at == 0 || s->state_bytes <= 0 || !checked_align(at, STATE_ALIGN, &at)) return 0;
+    return at;
+}
+
+size_t kvpool_page_bytes(const struct kvpool_page_shape *s) {
+    size_t bytes = kv_bytes(s), total;
+    if (bytes == 0 || s->state_bytes < 0) return 0;
+    if (s->state_bytes > 0 && (!checked_align(bytes, STATE_ALIGN, &bytes) ||
+                               !checked_add(bytes, (size_t)s->state_bytes, &bytes)))
+        return 0;
     if (!checked_align(bytes, KVPOOL_ALIGN, &total)) return 0;
     return total;
 }
@@ -73,9 +89,9 @@ static int read_shapes(const struct kvpool_options *o, struct kvpool_geometry *g
         if (!g->page_bytes[c])
             return err_raise(
                 e, E_RANGE,
-                "KV page of class %s: %d layers x %d heads x %d x %d bytes + %d is no size",
+                "KV page of class %s: %d layers x %d heads x %d x %d bytes + %d + %d is no size",
                 kvpool_class_name((enum kvpool_class)c), s->n_layers, s->n_kv_heads, s->head_dim,
-                s->elem_bytes, s->scale_bytes);
+                s->elem_bytes, s->scale_bytes, s->state_bytes);
         *largest = max_size(*largest, g->page_bytes[c]);
         ++*n_used;
     }

@@ -34,15 +34,19 @@ enum {
     KVPOOL_SHARED_TAIL = 32, /* after a prefix hit at least so many prompt tokens are recomputed */
 };
 
-/* Geometry of one class's page: [layer][K or V][kv head][64][head_dim] elements. */
+/* Geometry of one class's page: [layer][K or V][kv head][64][head_dim] elements, and behind them
+ * what else a block is remembered by: bytes that its user alone interprets. */
 struct kvpool_page_shape {
     int n_layers; /* 0: the class is not used */
     int n_kv_heads, head_dim;
     int elem_bytes;  /* 2 or 4 */
     int scale_bytes; /* bytes of a scale plane per (layer, K or V, head); 0 until 8-bit KV */
+    int state_bytes; /* behind K and V: representatives of the block (target/); 0: none */
 };
 /* Bytes of a page, rounded up to KVPOOL_ALIGN; 0 where the product overflows. */
 size_t kvpool_page_bytes(const struct kvpool_page_shape *s);
+/* Where the state bytes begin in a page, 64-byte aligned; 0 where there are none. */
+size_t kvpool_state_offset(const struct kvpool_page_shape *s);
 
 struct kvpool_options {
     struct kvpool_page_shape shape[KVPOOL_N_CLASSES];

@@ -56,6 +56,11 @@ static void append_classes(const struct plan *p, struct strbuf *out) {
                       KVPOOL_BLOCK);
         append_grouped(out, page / KVPOOL_BLOCK, 8);
         strbuf_append_str(out, " a token");
+        if (p->pool.shape[c].state_bytes > 0) {
+            strbuf_append_str(out, ", representatives ");
+            append_grouped(out, (size_t)p->pool.shape[c].state_bytes, 0);
+            strbuf_append_str(out, " a page");
+        }
         if (p->pool.min_bytes[c]) {
             strbuf_append_str(out, ", guaranteed ");
             append_grouped(out, (size_t)p->geometry.min_extents[c] * p->geometry.extent_bytes, 0);
@@ -126,10 +131,10 @@ static void json_pool(const struct plan *p, struct strbuf *out) {
         if (!page) continue;
         strbuf_printf(out,
                       "%s{\"name\":\"%s\",\"layers\":%d,\"page_bytes\":%zu,\"bytes_per_token\":%zu,"
-                      "\"pages_per_extent\":%d,\"guaranteed_bytes\":%zu}",
+                      "\"state_bytes\":%d,\"pages_per_extent\":%d,\"guaranteed_bytes\":%zu}",
                       first ? "" : ",", kvpool_class_name((enum kvpool_class)c),
                       p->pool.shape[c].n_layers, page, page / KVPOOL_BLOCK,
-                      p->geometry.pages_per_extent[c],
+                      p->pool.shape[c].state_bytes, p->geometry.pages_per_extent[c],
                       (size_t)p->geometry.min_extents[c] * p->geometry.extent_bytes);
         first = false;
     }

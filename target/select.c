@@ -39,16 +39,30 @@ static int n_pinned(const struct target_settings *s, int n_blocks) {
     return s->window_blocks < n_blocks ? s->window_blocks + 1 : n_blocks;
 }
 
+/* Blocks that stay whatever they score. */
+static int n_floor(const struct target_settings *s, int n_blocks) {
+    return least(most(s->min_blocks, n_pinned(s, n_blocks)), n_blocks);
+}
+
 int target_n_kept(const struct target_settings *s, int n_tokens) {
     int n = target_n_blocks(n_tokens), k = s->keep_blocks;
     if (s->selector == TARGET_OFF || s->selector == TARGET_ALL) return n;
     if (k == 0) {
         double keep = s->keep;
-        if (keep == TARGET_CURVE) keep = target_curve_keep(&target_source_curve, n_tokens);
+        if (keep == TARGET_CURVE)
+            keep = target_curve_keep(s->curve.n ? &s->curve : &target_source_curve, n_tokens);
         k = ceil_share(keep, n);
     }
-    k = most(most(k, s->min_blocks), n_pinned(s, n));
-    return least(k, n);
+    return least(most(k, n_floor(s, n)), n);
+}
+
+/* Does it measure something that neighbours share and a threshold can be held against? */
+static bool measures(int selector) {
+    return selector == TARGET_OBSERVED || target_by_states(selector);
+}
+
+static bool has_threshold(const struct target_settings *s) {
+    return s->threshold != TARGET_NO_THRESHOLD && measures(s->selector);
 }
 
 int target_n_reserve(const struct target_settings *s, int n_tokens) {
@@ -57,7 +71,9 @@ int target_n_reserve(const struct target_settings *s, int n_tokens) {
 }
 
 bool target_selects(const struct target_settings *s, int n_tokens) {
-    return target_n_kept(s, n_tokens) < target_n_blocks(n_tokens);
+    int n = target_n_blocks(n_tokens);
+    if (s->selector == TARGET_OFF || s->selector == TARGET_ALL) return false;
+    return (has_threshold(s) ? n_floor(s, n) : target_n_kept(s, n_tokens)) < n;
 }
 
 bool target_observes(const struct target_settings *s, int n_tokens) {
@@ -91,16 +107,42 @@ static uint32_t draw(const struct target_view *v, uint32_t index) {
     return rng_u32(v->seed, (uint64_t)v->epoch, RNG_SELECTION, index);
 }
 
-static float score_of(const struct target_settings *s, const struct target_view *v, int block) {
-    switch ((enum target_selector)s->selector) {
+static float score_of(int selector, const struct target_view *v, int block) {
+    switch ((enum target_selector)selector) {
     case TARGET_OBSERVED:
         return v->mass[block];
+    case TARGET_SCORER:
+    case TARGET_MEAN:
+        return v->score[block];
     case TARGET_RECENT:
         return (float)block; /* exact below 2^24 */
     case TARGET_RANDOM:
         return (float)(draw(v, 0x80000000u + (uint32_t)block) >> 8);
     default:
         return 0;
+    }
+}
+
+/* A block's score with a share of its neighbours' mean; neighbours that are not there or NaN count
+ * for nothing. */
+static float smoothed(double smooth, float before, float own, float after) {
+    double sum = 0;
+    int n = 0;
+    if (!isnan(before)) sum += (double)before, n++;
+    if (!isnan(after)) sum += (double)after, n++;
+    return n == 0 ? own : (float)((double)own + smooth * sum / n);
+}
+
+/* Scores' keys; `key` may be where the scores themselves stand, so what is needed again is kept. */
+static void fill_keys(const struct target_settings *s, const struct target_view *v, int selector,
+                      int n, float *key) {
+    bool smooth = s->smooth > 0 && measures(selector);
+    float before = NAN, own = score_of(selector, v, 0);
+    for (int i = 0; i < n; i++) {
+        float after = i + 1 < n ? score_of(selector, v, i + 1) : NAN;
+        set_key(key, i, key_of(smooth ? smoothed(s->smooth, before, own, after) : own));
+        before = own;
+        own = after;
     }
 }
 
@@ -131,16 +173,41 @@ static void mark_best(const float *key, int32_t *marked, int n, int k) {
     ASSERT(n_left == 0);
 }
 
+/* Of the best `more` unmarked blocks, those that reach the threshold. */
+static int n_reach(const float *key, const int32_t *marked, int n, int more, double threshold) {
+    uint32_t least_key = key_of((float)threshold);
+    int count = 0;
+    for (int i = 0; i < n; i++) count += !marked[i] && key_at(key, i) >= least_key;
+    return least(count, more);
+}
+
+/* Mark the best blocks beside the n_pinned that carry a mark; returns how many are marked. */
+static int mark_kept(const struct target_settings *s, const struct target_view *v, const float *key,
+                     int32_t *marked, int n, int selector) {
+    int pinned = n_pinned(s, n), k = target_n_kept(s, v->n_tokens), floor = n_floor(s, n);
+    if (v->wide) k = least((int)ceil(TARGET_WIDE * k), n);
+    if (s->threshold == TARGET_NO_THRESHOLD || !measures(selector)) {
+        mark_best(key, marked, n, k - pinned);
+        return k;
+    }
+    mark_best(key, marked, n, floor - pinned);
+    int more = n_reach(key, marked, n, k - floor, s->threshold);
+    mark_best(key, marked, n, more);
+    return floor + more;
+}
+
 int target_select(const struct target_settings *s, const struct target_view *v, float *score,
                   int32_t *kept) {
-    int n = target_n_blocks(v->n_tokens), k = target_n_kept(s, v->n_tokens), n_kept = 0;
+    int n = target_n_blocks(v->n_tokens), n_kept = 0;
+    int selector = v->epoch > 0 ? s->reselector : s->selector;
+    bool all = s->selector == TARGET_OFF || s->selector == TARGET_ALL;
     ASSERT(n > 0 && s->window_blocks >= 1);
-    for (int i = 0; i < n; i++) kept[i] = i == 0 || i >= n - s->window_blocks || k == n;
-    if (k < n) {
-        for (int i = 0; i < n; i++) set_key(score, i, key_of(score_of(s, v, i)));
-        mark_best(score, kept, n, k - n_pinned(s, n));
+    for (int i = 0; i < n; i++) kept[i] = i == 0 || i >= n - s->window_blocks || all;
+    if (!all) {
+        fill_keys(s, v, selector, n, score);
+        int k = mark_kept(s, v, score, kept, n, selector);
         for (int i = 0; i < n; i++) set_key(score, i, draw(v, (uint32_t)i));
-        mark_best(score, kept, n, target_n_reserve(s, v->n_tokens));
+        mark_best(score, kept, n, least(ceil_share(s->reserve, n), n - k));
     }
     for (int i = 0; i < n; i++)
         if (kept[i]) kept[n_kept++] = i;

@@ -14,15 +14,21 @@
 #include "kvpool/kvpool.h"
 
 struct err;
+struct target_scorer_file; /* target/scorer.h */
 
 enum {
     TARGET_BLOCK = KVPOOL_BLOCK,  /* tokens */
     TARGET_ROWS = 32,             /* newest prompt rows whose attention `observed` looks at */
     TARGET_MIN_BLOCKS = 32,       /* the floor: a context of no more blocks stays dense */
     TARGET_WINDOW_BLOCKS = 3,     /* newest blocks that are always kept */
-    TARGET_MOST_BLOCKS = 1 << 20, /* of any setting that counts blocks */
+    TARGET_MOST_BLOCKS = 1 << 20, /* of any setting that counts blocks or tokens */
+    TARGET_SURPRISE_TOKENS = 16,  /* whose mean negative log-likelihood is the running surprise */
+    TARGET_SURPRISE_LEAST = 32,   /* tokens of an epoch before surprise may end it */
+    TARGET_WIDE_TOKENS = 64,      /* tokens of an epoch that surprise made wider */
 };
 #define TARGET_RESERVE 0.01 /* share of all blocks that chance keeps on top */
+#define TARGET_SURPRISE 0.5 /* nats above an epoch's beginning that are a surprise */
+#define TARGET_WIDE 1.5     /* times as many blocks while an epoch is wide */
 
 /* ---- Settings ---- */
 
@@ -32,10 +38,32 @@ enum target_selector {
     TARGET_OBSERVED, /* attention that the prompt's last rows paid in the deep layers */
     TARGET_RECENT,   /* the newest blocks */
     TARGET_RANDOM,   /* chance, by the request's seed */
+    TARGET_SCORER,   /* what the scorer file makes of states and representatives */
+    TARGET_MEAN,     /* the pooled query state against each block's mean state, both normed */
     TARGET_N_SELECTORS
 };
 enum { TARGET_UNSET = -1 };
-#define TARGET_CURVE 0.0 /* `keep`: by the curve */
+#define TARGET_CURVE 0.0                       /* `keep`: by the curve */
+#define TARGET_NO_THRESHOLD (-__builtin_inf()) /* `threshold`: none */
+#define TARGET_UNSET_THRESHOLD __builtin_nan("")
+enum { /* `reselect`, beside numbers of tokens */
+       TARGET_RESELECT_OFF = 0,
+       TARGET_RESELECT_STEP = 1,
+       TARGET_RESELECT_SURPRISE = -2
+};
+
+/* Share of the blocks to keep by length: keep is linear in log(tokens) between points, constant
+ * before the first and behind the last. */
+enum { TARGET_CURVE_POINTS = 8 };
+struct target_curve {
+    int n; /* 0: none */
+    struct {
+        double tokens, keep;
+    } at[TARGET_CURVE_POINTS]; /* ascending in tokens */
+};
+/* (8K, 1) (16K, .15) (32K, .10) (128K, .05): the source's. */
+extern const struct target_curve target_source_curve;
+double target_curve_keep(const struct target_curve *c, double n_tokens); /* c->n > 0 */
 
 /* How a request wants to be read. Any field may be unset: then the one below it counts (request,
  * engine, default). */
@@ -46,6 +74,15 @@ struct target_settings {
     int min_blocks;    /* floor; default TARGET_MIN_BLOCKS, or keep_blocks where that is less */
     int window_blocks; /* newest blocks that are always kept, at least 1 */
     double reserve;    /* [0, 1]: share of the blocks that is kept at random on top */
+    double threshold;  /* blocks that score less go, down to min_blocks; TARGET_NO_THRESHOLD */
+    double smooth;     /* [0, 1]: so much of its neighbours' mean score is added to a block's;
+                          default 0, of the scorer what its file says */
+    int reselect;      /* tokens of an epoch inside an answer, or TARGET_RESELECT_*; default off */
+    int reselector;    /* who selects then: recent, random, scorer or mean; default: the selector
+                          itself, for `observed` the scorer where there is one, else mean */
+    double surprise;   /* nats, with TARGET_RESELECT_SURPRISE */
+    struct target_curve curve; /* of keep TARGET_CURVE; n 0: unset. Default: the scorer file's, else
+                                  the source's */
 };
 void target_settings_unset(struct target_settings *s); /* all of it */
 
@@ -53,10 +90,21 @@ void target_settings_unset(struct target_settings *s); /* all of it */
  * are both asked for. */
 int target_settings_check(const struct target_settings *s, struct err *e);
 
-/* `request` over `base` over the defaults; nothing is unset in the result. Asking for keep_blocks
- * or keep takes back what the base says of the other. */
+/* `request` over `base` over the defaults, of which some are those of the scorer that is loaded
+ * (NULL: none; its weights are not looked at); nothing is unset in the result. Asking for
+ * keep_blocks or keep takes back what the base says of the other. */
 struct target_settings target_settings_resolve(const struct target_settings *base,
-                                               const struct target_settings *request);
+                                               const struct target_settings *request,
+                                               const struct target_scorer_file *scorer);
+
+/* Does a selector read states of the select layer and blocks' representatives? And do resolved
+ * settings, at the end of the prompt or later? */
+static inline bool target_by_states(int selector) {
+    return selector == TARGET_SCORER || selector == TARGET_MEAN;
+}
+bool target_needs_states(const struct target_settings *s);
+/* Do they ask for what a scorer file holds? */
+bool target_needs_scorer(const struct target_settings *s);
 
 /* A number for the law by which resolved settings compute an answer: equal settings, equal number;
  * 0: dense. */
@@ -65,29 +113,22 @@ uint64_t target_settings_law(const struct target_settings *s);
 const char *target_selector_name(int selector); /* "off", "observed"...; "?" */
 /* The name need not end in NUL; E_RANGE names what is allowed. */
 int target_selector_parse(int *out, const char *s, size_t n, struct err *e);
-/* "curve" or a number of (0, 1] in text; E_RANGE with the range. */
-int target_keep_parse(double *out, const char *s, size_t n, struct err *e);
+/* Into s->keep, for a curve's points into s->curve, too: "curve", a number of (0, 1], or points as
+ * "8192:1,16384:.15" with tokens ascending. E_RANGE with what is allowed. */
+int target_keep_parse(struct target_settings *s, const char *text, size_t n, struct err *e);
+/* "off", "step", "surprise" or a number of tokens; E_RANGE names what is allowed. */
+int target_reselect_parse(int *out, const char *s, size_t n, struct err *e);
+/* One that can select inside an answer; E_RANGE names them. */
+int target_reselector_parse(int *out, const char *s, size_t n, struct err *e);
 
 /* ---- How many blocks ---- */
-
-/* Share of the blocks to keep by length: keep is linear in log(tokens) between points, constant
- * before the first and behind the last. */
-struct target_curve {
-    int n;
-    struct {
-        double tokens, keep;
-    } at[8]; /* ascending in tokens */
-};
-/* (8K, 1) (16K, .15) (32K, .10) (128K, .05): the source's. */
-extern const struct target_curve target_source_curve;
-double target_curve_keep(const struct target_curve *c, double n_tokens);
 
 static inline int target_n_blocks(int n_tokens) {
     return (n_tokens + TARGET_BLOCK - 1) / TARGET_BLOCK;
 }
 
-/* Blocks kept of a prefix, pinned ones included, the reserve not: all of them where the settings
- * are off or nothing may go. */
+/* Most blocks kept of a prefix, pinned ones included, the reserve not: all of them where the
+ * settings are off or nothing may go. Without a threshold exactly so many are. */
 int target_n_kept(const struct target_settings *s, int n_tokens);
 /* Of the others, how many the reserve adds. */
 int target_n_reserve(const struct target_settings *s, int n_tokens);
@@ -103,17 +144,41 @@ bool target_observes(const struct target_settings *s, int n_tokens);
 struct target_view {
     int n_tokens;
     uint64_t seed; /* the request's */
-    int epoch;     /* 0: the end of the prompt */
+    int epoch;     /* 0: the end of the prompt; others: `reselector` selects */
     /* [n_blocks] f32, of a selector that observes: attention mass of each block, the most over deep
      * layers, heads and the rows that were looked at. NULL for others. */
     const float *mass;
+    const float *score; /* [n_blocks] f32, of a selector by states: its scores. NULL for others */
+    bool wide;          /* TARGET_WIDE times as many blocks */
 };
 
 /* Select the blocks of an epoch: the pinned ones (the first, the newest window_blocks), the best by
- * the selector's score up to target_n_kept, then the reserve, drawn by (seed, epoch) from what is
- * left. Ties go to the lower block; a NaN scores lowest. Ascending into kept [n_blocks]; returns
- * how many. score: [n_blocks] scratch, which may be view->mass itself. */
+ * the selector's score (smoothed, where it measures) up to target_n_kept, or those among them that
+ * reach the threshold, then the reserve, drawn by (seed, epoch) from what is left. Ties go to the
+ * lower block; a NaN scores lowest. Ascending into kept [n_blocks]; returns how many. score:
+ * [n_blocks] scratch, which may be view->mass or view->score itself. */
 int target_select(const struct target_settings *s, const struct target_view *view, float *score,
                   int32_t *kept);
+
+/* ---- Epochs inside an answer ---- */
+
+/* Where an answer's epoch stands: a function of the tokens committed under its list alone. */
+struct target_epoch {
+    int n_tokens; /* committed since its selection */
+    bool wide;
+    double start; /* mean surprise of its first TARGET_SURPRISE_TOKENS */
+    float
+        nll[TARGET_SURPRISE_TOKENS]; /* of the newest ones, by n_tokens % TARGET_SURPRISE_TOKENS */
+};
+
+/* A token was committed whose negative log-likelihood under the target (nats, before temperature
+ * and filters) is nll, looked at with TARGET_RESELECT_SURPRISE alone. True: the epoch ends with it
+ * and the next begins, wide where *wide says so. */
+bool target_epoch_token(struct target_epoch *e, const struct target_settings *s, float nll,
+                        bool *wide);
+
+/* Most tokens that may be committed until an end that is known beforehand, >= 1; INT32_MAX: none
+ * is. Surprise may come sooner. */
+int target_epoch_left(const struct target_epoch *e, const struct target_settings *s);
 
 #endif

@@ -64,6 +64,8 @@ enum op {
     OP_GATHER,
     OP_ROPE_KV,
     OP_ATTENTION,
+    OP_NOTE_STATES,
+    OP_SCORE,
     OP_COPY_PAGE,
     OP_SAMPLE,
     OP_ACCEPT,
@@ -88,6 +90,9 @@ struct call {
     struct kern_kv kv;
     struct kern_lists lists;
     struct kern_attn_taps taps;
+    struct kern_plane plane;
+    struct kern_scorer scorer;
+    struct kern_score_view view;
     struct kern_history history;
     struct kern_draft_probs q;
     struct kern_next next;
@@ -117,6 +122,18 @@ static void copy_lists(struct kern_lists *to, const struct kern_lists *from) {
 }
 static void copy_taps(struct kern_attn_taps *to, const struct kern_attn_taps *from) {
     COPY(mass), COPY(mass_row), COPY(head_mass), COPY(ancestors), COPY(kv_bytes_read);
+}
+static void copy_plane(struct kern_plane *to, const struct kern_plane *from) {
+    COPY(base), COPY(page_stride), COPY(plane_offset), COPY(cols), COPY(has_first);
+}
+static void copy_scorer(struct kern_scorer *to, const struct kern_scorer *from) {
+    COPY(kind), COPY(cols), COPY(n_queries), COPY(normed), COPY(by_first), COPY(n_heads);
+    COPY(head_dim), COPY(a), COPY(b), COPY(width), COPY(ln_weight), COPY(ln_bias);
+    COPY(w1), COPY(b1), COPY(w2), COPY(b2);
+}
+static void copy_view(struct kern_score_view *to, const struct kern_score_view *from) {
+    copy_plane(&to->plane, &from->plane);
+    COPY(page), COPY(ring), COPY(n_tokens);
 }
 static void copy_history(struct kern_history *to, const struct kern_history *from) {
     COPY(prompt), COPY(output), COPY(stride), COPY(recent);
@@ -166,6 +183,10 @@ static int execute(struct kern *k, const struct call *c) {
         check_slots(&c->batch, &c->lists);
         return real->attention(k, &c->batch, &c->lists, c->n[0], c->f, in[0], &c->kv, &c->taps,
                                out[0], out[1]);
+    case OP_NOTE_STATES:
+        return real->note_states(k, c->n[0], in[0], in[1], &c->plane, in[2], c->n[1], out[0]);
+    case OP_SCORE:
+        return real->score(k, &c->scorer, &c->view, out[0], out[1]);
     case OP_COPY_PAGE:
         return real->copy_page(k, out[0], in[0], c->size[0]);
     case OP_SAMPLE:
@@ -361,6 +382,30 @@ static int op_attention(struct kern *k, const struct kern_batch *b, const struct
     c.in[0] = qkv;
     copy_kv(&c.kv, kv);
     if (taps) copy_taps(&c.taps, taps);
+    c.out[0] = scratch;
+    c.out[1] = out;
+    return run(k, &c);
+}
+
+static int op_note_states(struct kern *k, int n, const struct kern_note *notes, const float *x,
+                          const struct kern_plane *plane, const int32_t *page, int capacity,
+                          float *ring) {
+    struct call c = of(OP_NOTE_STATES);
+    c.n[0] = n;
+    c.n[1] = capacity;
+    c.in[0] = notes;
+    c.in[1] = x;
+    copy_plane(&c.plane, plane);
+    c.in[2] = page;
+    c.out[0] = ring;
+    return run(k, &c);
+}
+
+static int op_score(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
+                    void *scratch, float *out) {
+    struct call c = of(OP_SCORE);
+    copy_scorer(&c.scorer, s);
+    copy_view(&c.view, v);
     c.out[0] = scratch;
     c.out[1] = out;
     return run(k, &c);
@@ -609,6 +654,8 @@ int __wrap_kern_cpu_open(struct kern **out, const struct kern_options *o, struct
     table.gather = op_gather;
     table.rope_kv = op_rope_kv;
     table.attention = op_attention;
+    table.note_states = op_note_states;
+    table.score = op_score;
     table.copy_page = op_copy_page;
     table.sample = op_sample;
     table.accept = op_accept;

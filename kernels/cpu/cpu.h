@@ -89,8 +89,23 @@ struct cpu_attn_isa {
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 
-/* Operations of kern_ops that live in ops_attention.c, sample.c, accept.c and advance.c; K and V of
- * a token are written, rows attended, tokens drawn and rounds decided each in one threads_run. */
+/* Scores of blocks; kernels/cpu/score.h says what a job is. kernels/cpu/score.c is compiled once for
+ * each instruction set: every table but `reference` (double) gives the same bits. */
+struct score_job;
+struct cpu_score_isa {
+    size_t (*scratch_bytes)(const struct kern_scorer *s, int n_threads);
+    /* The query's side: the states themselves (one thread), then its products. */
+    void (*queries)(const struct score_job *j);
+    void (*rows)(const struct score_job *j, int idx, int n_threads);
+    /* Share `idx` of the blocks. */
+    void (*blocks)(const struct score_job *j, int idx, int n_threads);
+};
+extern const struct cpu_score_isa cpu_score_reference, cpu_score_plain, cpu_score_avx2,
+    cpu_score_avx512;
+
+/* Operations of kern_ops that live in ops_attention.c, ops_score.c, sample.c, accept.c and
+ * advance.c; K and V of a token are written, rows attended, tokens drawn and rounds decided each in
+ * one threads_run. */
 int kern_cpu_rope_kv(struct kern *k, const struct kern_batch *b, const struct kern_rope *rope,
                      int n_heads, float *qkv, const struct kern_kv *kv);
 size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
@@ -98,6 +113,13 @@ size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, 
 int kern_cpu_attention(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
                        int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
                        const struct kern_attn_taps *taps, void *scratch, float *out);
+int kern_cpu_note_states(struct kern *k, int n, const struct kern_note *notes, const float *x,
+                         const struct kern_plane *plane, const int32_t *page, int capacity,
+                         float *ring);
+size_t kern_cpu_score_scratch_bytes(const struct kern *k, const struct kern_scorer *s,
+                                    int n_blocks);
+int kern_cpu_score(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
+                   void *scratch, float *out);
 size_t kern_cpu_sample_scratch_bytes(const struct kern *k, int n_rows, int vocab);
 int kern_cpu_sample(struct kern *k, int n_rows, int vocab, const int32_t *ids, const float *logits,
                     size_t stride, const struct kern_sample *params,
@@ -128,6 +150,7 @@ struct cpu_isa {
     const struct cpu_matmul_isa *matmul;
     const struct cpu_rowwise_isa *rowwise;
     const struct cpu_attn_isa *attn;
+    const struct cpu_score_isa *score;
     cpu_gumbel_fn *gumbel;
 };
 
