@@ -1,0 +1,52 @@
+#ifndef TANDEM_TESTS_SCORE_BED_H
+#define TANDEM_TESTS_SCORE_BED_H
+
+/* What the tests of states and scores share: random states in shuffled pages of an arena whose
+ * every other byte is 0xFF (a NaN as f32), random scorers, and their law in double straight from
+ * the states. Host memory throughout. */
+
+#include "kernels/kernels.h"
+#include "tests/harness.h"
+
+struct score_bed {
+    int n_tokens, n_blocks, n_pages, cols;
+    bool has_first;
+    float *x; /* [n_tokens][cols] */
+    uint8_t *arena;
+    size_t arena_bytes;
+    int32_t *page; /* [n_blocks] */
+    float *ring;   /* [KERN_STATE_QUERIES][cols] */
+    struct kern_plane plane;
+};
+
+/* Nothing noted yet. One column of the states is `massive` times as large as the others. */
+struct score_bed score_bed_open(int n_tokens, int cols, bool has_first, float massive,
+                                uint64_t seed);
+void score_bed_close(struct score_bed *b);
+/* Note [from, to) in chunks of 1..most tokens by chance. */
+void score_bed_note(struct score_bed *b, struct kern *k, int from, int to, int most, uint64_t seed);
+struct kern_score_view score_bed_view(const struct score_bed *b);
+/* What note_states should leave, by itself: the arena and the ring as they would be. */
+void score_bed_naive_note(struct score_bed *b, int from, int to);
+
+/* Random weights for a scorer whose shape and options are set; freed by score_bed_free_scorer. */
+void score_bed_scorer(struct kern_scorer *s, uint64_t seed);
+void score_bed_free_scorer(struct kern_scorer *s);
+
+/* Scores by kernels.h's law. */
+void score_bed_naive(const struct score_bed *b, const struct kern_scorer *s, double *out);
+
+/* Kinds, options and shapes that the backends' tests go through. */
+struct score_case {
+    enum kern_score kind;
+    int cols, n_tokens, n_queries, n_heads, head_dim, width;
+    bool normed, by_first, layernorm;
+    float massive;
+};
+extern const struct score_case score_cases[];
+extern const int n_score_cases;
+/* "late 100x77 ..." in a static buffer. */
+const char *score_case_name(const struct score_case *c);
+void score_bed_case(const struct score_case *c, struct score_bed *b, struct kern_scorer *s);
+
+#endif
