@@ -1,0 +1,585 @@
+/* One text through a target: its pages, the passes that fill them, what they leave behind.
+ *
+ * Page ids count up: block b of a group is at b pages' distance from the group's start. Logits have
+ * a row in front of a pass's own, the row before it: what predicts the pass's first token. */
+#include "target/trace.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "model/batch.h"
+#include "target/target.h"
+
+enum { SHALLOW, DEEP, N_GROUPS, PAGE_UNIT = 1024, MAX_MASS_LAYERS = MODEL_MAX_LAYERS };
+
+/* So much is taken off the token's logit: it is drawn, and its probability told, which penalties do
+ * not touch. */
+#define FORCED 1e30f
+
+struct target_trace {
+    struct target_trace_options o;
+    struct model *m;
+    struct kern *k;
+    const struct model_config *c;
+    int n_blocks; /* capacity */
+    int n_groups; /* 1 where every layer is deep */
+    int group_first[N_GROUPS], group_layers[N_GROUPS];
+    size_t page_bytes[N_GROUPS];
+    size_t bytes;
+
+    /* What stands. */
+    int n_tokens;
+    int prompt_end;   /* where prompt_logits were computed, -1: nowhere */
+    bool has_last;    /* logits' first row predicts the token at n_tokens */
+    bool is_enqueued; /* the batch is in use until the next sync */
+
+    /* Backend memory. */
+    void *arena, *block, *score_scratch;
+    size_t score_scratch_bytes;
+    uint8_t *group_arena[N_GROUPS];
+    int32_t *identity; /* [n_blocks] 0, 1, 2, ...: pages of planes */
+    float *states;     /* [n_taps][max_tokens][H] */
+    uint8_t *planes;   /* [n_taps][n_blocks] of plane_stride bytes */
+    float *rings;      /* [n_taps][KERN_STATE_QUERIES][H] */
+    size_t plane_stride;
+    float *logits;         /* [1 + TARGET_TRACE_LOOK][vocab] */
+    float *prompt_logits;  /* [vocab] */
+    float *mass, *no_mass; /* [n_deep * n_heads][n_blocks]; a prompt's is the first line */
+    uint16_t *no_history;  /* [vocab] zeros */
+    void *sample_scratch;
+
+    /* Host memory, with the backend's copies. */
+    void *host_block;
+    struct model_batch batch;
+    struct model_array note, params, recent, mark, sampled, seen;
+    int32_t *pages[N_GROUPS]; /* [n_blocks] */
+    int32_t *read;            /* [n_blocks] */
+};
+
+/* A pass's rows and what is wanted of them. */
+struct rows {
+    const int32_t *ids;
+    int n;
+    bool prompt;
+    int first_mark; /* rows from here on are looked at; n: none */
+    bool heads;     /* by head, else the most of all */
+    const struct target_kept *kept;
+    int n_logits; /* of the last rows */
+};
+
+static int vocab_of(const struct target_trace *t) {
+    return t->c->n_head;
+}
+
+static int n_deep(const struct target_trace *t) {
+    return t->c->n_layers - t->o.select_layer;
+}
+
+static size_t mass_floats(const struct target_trace *t) {
+    size_t lines = t->o.heads ? (size_t)n_deep(t) * (size_t)t->c->n_heads : 1;
+    return lines * (size_t)t->n_blocks;
+}
+
+/* ---- Opening ---- */
+
+struct model_caps target_trace_caps(const struct target_trace_options *o) {
+    return (struct model_caps){.max_rows = o->max_rows ? o->max_rows : TARGET_TRACE_ROWS,
+                               .max_seqs = 1,
+                               .max_blocks = target_n_blocks(o->max_tokens),
+                               .max_logits = TARGET_TRACE_LOOK};
+}
+
+static int check(const struct target_trace_options *o, const struct model *m, struct err *e) {
+    const struct model_config *c = model_get_config(m);
+    if (o->max_tokens < 1 || o->max_tokens > c->context)
+        return err_raise(e, E_RANGE, "a trace of %d tokens: the model's context is %d",
+                         o->max_tokens, c->context);
+    if (o->max_rows && (o->max_rows < TARGET_TRACE_LOOK || o->max_rows > KERN_MAX_ROWS))
+        return err_raise(e, E_RANGE, "%d rows a pass: %d to %d are allowed", o->max_rows,
+                         TARGET_TRACE_LOOK, KERN_MAX_ROWS);
+    if (o->select_layer < 0 || o->select_layer >= c->n_layers)
+        return err_raise(e, E_RANGE, "select layer %d: the model has layers 0 to %d",
+                         o->select_layer, c->n_layers - 1);
+    if (o->n_taps < 0 || o->n_taps > MODEL_MAX_TAPS)
+        return err_raise(e, E_RANGE, "states of %d layers: 0 to %d are allowed", o->n_taps,
+                         MODEL_MAX_TAPS);
+    for (int i = 0; i < o->n_taps; i++)
+        if (o->tap_layer[i] < 0 || o->tap_layer[i] >= c->n_layers)
+            return err_raise(e, E_RANGE, "states of layer %d: the model has layers 0 to %d",
+                             o->tap_layer[i], c->n_layers - 1);
+    if (model_head_ids(m))
+        return err_raise(e, E_UNSUPPORTED, "%s is a draft: its head has %d of %d tokens", c->name,
+                         c->n_head, c->vocab);
+    return 0;
+}
+
+static void layout_groups(struct target_trace *t) {
+    const struct model_config *c = t->c;
+    int s = t->o.select_layer;
+    size_t elem = kern_dtype_block_bytes(t->o.kv_dtype);
+    t->n_groups = s ? 2 : 1;
+    for (int g = 0; g < t->n_groups; g++) {
+        bool deep = g == t->n_groups - 1;
+        t->group_first[g] = deep ? s : 0;
+        t->group_layers[g] = deep ? c->n_layers - s : s;
+        t->page_bytes[g] = align_up(model_kv_offset(c, t->group_layers[g], false, elem), PAGE_UNIT);
+    }
+}
+
+/* Every pointer into the two blocks, or their sizes. All counts are bounded: tokens by
+ * MODEL_MAX_CONTEXT, layers, heads and width by the model's config; 2^24 tokens of 256 layers of
+ * 65,536 floats are 2^50. */
+static void layout(struct target_trace *t, struct model_carve *c) {
+    struct model_caps caps = target_trace_caps(&t->o);
+    size_t h = (size_t)t->c->hidden, blocks = (size_t)t->n_blocks, taps = (size_t)t->o.n_taps;
+    size_t vocab = (size_t)vocab_of(t), f = sizeof(float), look = TARGET_TRACE_LOOK;
+    model_batch_arrays(&t->batch, c, &caps, t->n_groups);
+    model_carve_array(c, &t->note, 1, sizeof(struct kern_note));
+    model_carve_array(c, &t->params, look, sizeof(struct kern_sample));
+    model_carve_array(c, &t->recent, look, sizeof(int32_t));
+    model_carve_array(c, &t->mark, (size_t)caps.max_rows, sizeof(uint8_t));
+    model_batch_lists(&t->batch, c);
+    model_carve_array(c, &t->sampled, look, sizeof(struct kern_sampled));
+    model_carve_array(c, &t->seen, mass_floats(t), f);
+    t->mass = t->seen.dev;
+    t->no_mass = model_carve_dev(c, mass_floats(t) * f);
+    for (int g = 0; g < t->n_groups; g++)
+        t->pages[g] = model_carve_host(c, blocks * sizeof *t->pages[g]);
+    t->read = model_carve_host(c, blocks * sizeof *t->read);
+    t->identity = model_carve_dev(c, blocks * sizeof *t->identity);
+    t->states = model_carve_dev(c, taps * (size_t)t->o.max_tokens * h * f);
+    t->plane_stride = align_up(kern_plane_bytes(t->c->hidden, t->o.has_first), KERN_ACT_ALIGN);
+    t->planes = model_carve_dev(c, taps * blocks * t->plane_stride);
+    t->rings = model_carve_dev(c, taps * KERN_STATE_QUERIES * h * f);
+    t->logits = model_carve_dev(c, (1 + look) * vocab * f);
+    t->prompt_logits = model_carve_dev(c, vocab * f);
+    t->no_history = model_carve_dev(c, vocab * sizeof *t->no_history);
+    t->sample_scratch =
+        model_carve_dev(c, t->k->ops->sample_scratch_bytes(t->k, TARGET_TRACE_LOOK, vocab_of(t)));
+}
+
+static int fill_pages(struct target_trace *t, struct err *e) {
+    for (int g = 0; g < t->n_groups; g++)
+        for (int b = 0; b < t->n_blocks; b++)
+            t->pages[g][b] = (int32_t)((size_t)b * (t->page_bytes[g] / PAGE_UNIT));
+    for (int b = 0; b < t->n_blocks; b++) t->read[b] = b;
+    int rc =
+        t->k->ops->upload(t->k, t->identity, t->read, (size_t)t->n_blocks * sizeof *t->identity, e);
+    return rc ? rc : model_batch_init(&t->batch, t->k, e);
+}
+
+static int reserve(struct target_trace *t, struct err *e) {
+    const struct kern_ops *ops = t->k->ops;
+    struct model_carve c = {0};
+    size_t kv = 0, at[N_GROUPS];
+    for (int g = 0; g < t->n_groups; g++) {
+        at[g] = kv;
+        kv += (size_t)t->n_blocks * t->page_bytes[g];
+        if ((size_t)t->n_blocks * (t->page_bytes[g] / PAGE_UNIT) > INT32_MAX)
+            return err_raise(e, E_RANGE, "a trace of %d tokens needs more pages than ids go",
+                             t->o.max_tokens);
+    }
+    layout(t, &c);
+    t->bytes = kv + c.dev_used;
+    int rc = ops->reserve(t->k, kv, &t->arena, e);
+    if (!rc) rc = ops->reserve(t->k, c.dev_used, &t->block, e);
+    if (!rc) rc = ops->host_reserve(t->k, c.host_used, &t->host_block, e);
+    if (rc) return err_prefix(e, rc, "a trace of %d tokens (%zu bytes)", t->o.max_tokens, t->bytes);
+    c = (struct model_carve){.host = t->host_block, .dev = t->block};
+    layout(t, &c);
+    for (int g = 0; g < t->n_groups; g++) t->group_arena[g] = (uint8_t *)t->arena + at[g];
+    return fill_pages(t, e);
+}
+
+int target_trace_open(struct target_trace **out, const struct target_trace_options *o,
+                      struct model *m, struct kern *k, struct err *e) {
+    int rc = check(o, m, e);
+    if (rc) return rc;
+    struct target_trace *t = calloc(1, sizeof *t);
+    if (!t) return err_raise(e, E_NOMEM, "no memory for a trace");
+    t->o = *o;
+    t->m = m;
+    t->k = k;
+    t->c = model_get_config(m);
+    t->n_blocks = target_n_blocks(o->max_tokens);
+    t->prompt_end = -1;
+    layout_groups(t);
+    rc = reserve(t, e);
+    if (rc) target_trace_close(t);
+    else *out = t;
+    return rc;
+}
+
+void target_trace_close(struct target_trace *t) {
+    if (!t) return;
+    const struct kern_ops *ops = t->k->ops;
+    ops->sync(t->k, NULL);
+    ops->unreserve(t->k, t->arena);
+    ops->unreserve(t->k, t->block);
+    ops->unreserve(t->k, t->score_scratch);
+    ops->host_unreserve(t->k, t->host_block);
+    free(t);
+}
+
+size_t target_trace_bytes(const struct target_trace *t) {
+    return t->bytes + t->score_scratch_bytes;
+}
+
+int target_trace_n_tokens(const struct target_trace *t) {
+    return t->n_tokens;
+}
+
+/* ---- A pass ---- */
+
+/* The blocks that the deep layers read, of n_all. */
+static int list(struct target_trace *t, const struct target_kept *kept, int n_all) {
+    int n = 0, before = -1;
+    ASSERT(kept->n >= 0 && kept->n <= kept->n_blocks && kept->n_blocks <= n_all);
+    for (int i = 0; i < kept->n; i++) {
+        ASSERT(kept->block[i] > before && kept->block[i] < kept->n_blocks);
+        t->read[n++] = before = kept->block[i];
+    }
+    for (int b = kept->n_blocks; b < n_all; b++) t->read[n++] = b;
+    return n;
+}
+
+static void fill(struct target_trace *t, const struct rows *r) {
+    struct model_batch *b = &t->batch;
+    int row, n_all = target_n_blocks(t->n_tokens + r->n);
+    model_batch_begin(b);
+    int idx = model_batch_add(b, r->ids, r->n, t->n_tokens, r->prompt, &row);
+    for (int i = r->n - r->n_logits; i < r->n; i++) model_batch_want(b, row + i);
+    for (int g = 0; g < t->n_groups; g++) {
+        bool thin = r->kept && g == t->n_groups - 1;
+        int n = thin ? list(t, r->kept, n_all) : n_all;
+        model_batch_pages(b, idx, g, t->pages[g], thin ? t->read : NULL, n);
+    }
+    *(struct kern_note *)t->note.host =
+        (struct kern_note){.first_row = t->n_tokens, .position = t->n_tokens, .n_rows = r->n};
+    for (int i = 0; i < r->n; i++) ((uint8_t *)t->mark.host)[i] = i >= r->first_mark;
+    /* The tokens are drawn by force: see FORCED. */
+    for (int i = 0; i < r->n && i < TARGET_TRACE_LOOK; i++) {
+        ((int32_t *)t->recent.host)[i] = r->ids[i];
+        ((struct kern_sample *)t->params.host)[i] =
+            (struct kern_sample){.top_p = 1,
+                                 .repetition_penalty = 1,
+                                 .presence_penalty = -FORCED,
+                                 .purpose = RNG_SAMPLE,
+                                 .first_recent = i,
+                                 .n_recent = 1,
+                                 .probs_row = -1,
+                                 .n_logprobs = 1,
+                                 .want_logprob = 1};
+    }
+}
+
+static struct kern_plane plane_of(const struct target_trace *t, int tap) {
+    return (struct kern_plane){.base =
+                                   t->planes + (size_t)tap * (size_t)t->n_blocks * t->plane_stride,
+                               .page_stride = t->plane_stride,
+                               .cols = t->c->hidden,
+                               .has_first = t->o.has_first};
+}
+
+static float *states_of(const struct target_trace *t, int tap) {
+    return t->states + (size_t)tap * (size_t)t->o.max_tokens * (size_t)t->c->hidden;
+}
+
+static float *ring_of(const struct target_trace *t, int tap) {
+    return t->rings + (size_t)tap * KERN_STATE_QUERIES * (size_t)t->c->hidden;
+}
+
+/* By the note that is in the backend. */
+static int note(struct target_trace *t, struct err *e) {
+    for (int i = 0; i < t->o.n_taps; i++) {
+        struct kern_plane p = plane_of(t, i);
+        int rc = t->k->ops->note_states(t->k, 1, t->note.dev, states_of(t, i), &p, t->identity,
+                                        t->n_blocks, ring_of(t, i));
+        if (rc) return err_raise(e, rc, "noting states of layer %d failed", t->o.tap_layer[i]);
+    }
+    return 0;
+}
+
+static void set_groups(const struct target_trace *t, const struct rows *r, struct model_pass *p) {
+    for (int g = 0; g < t->n_groups; g++) {
+        struct model_group *to = &p->group[g];
+        to->first_layer = t->group_first[g];
+        to->n_layers = t->group_layers[g];
+        to->arena = t->group_arena[g];
+        to->kv_dtype = t->o.kv_dtype;
+        if (g < t->n_groups - 1 || r->first_mark >= r->n) continue;
+        to->taps.mass_row = t->mark.dev;
+        if (r->heads) to->taps.head_mass = t->mass;
+        else to->taps.mass = t->mass;
+        to->head_mass_stride = (size_t)t->c->n_heads * (size_t)t->n_blocks;
+    }
+    p->n_taps = t->o.n_taps;
+    for (int i = 0; i < p->n_taps; i++)
+        p->tap[i] = (struct model_tap){.layer = t->o.tap_layer[i],
+                                       .state = states_of(t, i) +
+                                                (size_t)t->n_tokens * (size_t)t->c->hidden};
+}
+
+/* Nothing of the batch may be touched while a pass is under way. */
+static int settle(struct target_trace *t, struct err *e) {
+    if (!t->is_enqueued) return 0;
+    t->is_enqueued = false;
+    return t->k->ops->sync(t->k, e);
+}
+
+/* Enqueue one pass; its logits stand in rows 1.. then. */
+static int run(struct target_trace *t, const struct rows *r, struct err *e) {
+    struct model_pass p;
+    ASSERT(r->n > 0 && t->n_tokens + r->n <= t->o.max_tokens);
+    int rc = settle(t, e);
+    if (rc) return rc;
+    fill(t, r);
+    rc = model_batch_finish(&t->batch, t->k, &t->mark, r->n, sizeof(uint8_t), NULL, &p, e);
+    if (rc) return rc;
+    set_groups(t, r, &p);
+    p.logits = t->logits + (size_t)vocab_of(t);
+    p.logits_stride = (size_t)vocab_of(t);
+    rc = model_forward(t->m, &p, e);
+    if (!rc) rc = note(t, e);
+    t->n_tokens += r->n;
+    t->is_enqueued = true;
+    return rc;
+}
+
+static int copy(struct target_trace *t, void *dst, const void *src, size_t bytes, struct err *e) {
+    int rc = t->k->ops->copy_page(t->k, dst, src, bytes);
+    return rc ? err_raise(e, rc, "copying %zu bytes failed", bytes) : 0;
+}
+
+/* Row i of a pass's n_logits rows predicts what comes next. */
+static int keep_last(struct target_trace *t, int n_logits, struct err *e) {
+    size_t vocab = (size_t)vocab_of(t);
+    t->has_last = true;
+    return copy(t, t->logits, t->logits + (size_t)n_logits * vocab, vocab * sizeof(float), e);
+}
+
+static int fetch_mass(struct target_trace *t, size_t n, struct err *e) {
+    t->is_enqueued = false;
+    return t->k->ops->download(t->k, t->seen.host, t->mass, n * sizeof(float), e);
+}
+
+/* ---- Appending ---- */
+
+static int check_room(const struct target_trace *t, const int32_t *ids, int n, struct err *e) {
+    if (n < 0 || n > t->o.max_tokens - t->n_tokens)
+        return err_raise(e, E_TOO_LONG, "%d more tokens behind %d: the trace has room for %d", n,
+                         t->n_tokens, t->o.max_tokens);
+    for (int i = 0; ids && i < n; i++)
+        if (ids[i] < 0 || ids[i] >= t->c->vocab)
+            return err_raise(e, E_RANGE, "token %d at %d: ids are 0 to %d", ids[i], t->n_tokens + i,
+                             t->c->vocab - 1);
+    return 0;
+}
+
+int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
+                        const float **mass, struct err *e) {
+    int rc = check_room(t, ids, n, e), most = target_trace_caps(&t->o).max_rows;
+    if (rc || n == 0) return rc;
+    if (n_look > n) n_look = n;
+    if (n_look > 0) rc = copy(t, t->mass, t->no_mass, (size_t)t->n_blocks * sizeof(float), e);
+    for (int at = 0; !rc && at < n;) {
+        int take = n - at < most ? n - at : most, end = at + take;
+        int mark = n - n_look - at < 0 ? 0 : n - n_look - at < take ? n - n_look - at : take;
+        rc = run(t,
+                 &(struct rows){.ids = ids + at,
+                                .n = take,
+                                .prompt = true,
+                                .first_mark = mark,
+                                .n_logits = end == n},
+                 e);
+        at = end;
+    }
+    if (!rc) rc = keep_last(t, 1, e);
+    if (!rc) rc = copy(t, t->prompt_logits, t->logits, (size_t)vocab_of(t) * sizeof(float), e);
+    t->prompt_end = t->n_tokens;
+    if (!rc && n_look > 0) rc = fetch_mass(t, (size_t)t->n_blocks, e);
+    if (!rc && mass) *mass = n_look > 0 ? t->seen.host : NULL;
+    return rc;
+}
+
+int target_trace_look(struct target_trace *t, const int32_t *ids, int n, struct target_masses *out,
+                      struct err *e) {
+    ASSERT(t->o.heads && n > 0 && n <= TARGET_TRACE_LOOK);
+    int rc = check_room(t, ids, n, e);
+    if (!rc) rc = copy(t, t->mass, t->no_mass, mass_floats(t) * sizeof(float), e);
+    if (!rc)
+        rc = run(
+            t, &(struct rows){.ids = ids, .n = n, .prompt = true, .heads = true, .n_logits = 1}, e);
+    if (!rc) rc = keep_last(t, 1, e);
+    if (!rc) rc = fetch_mass(t, mass_floats(t), e);
+    if (rc) return rc;
+    *out = (struct target_masses){.mass = t->seen.host,
+                                  .first_layer = t->o.select_layer,
+                                  .n_layers = n_deep(t),
+                                  .n_heads = t->c->n_heads,
+                                  .n_rows = n,
+                                  .n_blocks = target_n_blocks(t->n_tokens),
+                                  .stride = t->n_blocks};
+    return 0;
+}
+
+/* What logits row i says of forced token i, for n rows. */
+static int tell(struct target_trace *t, int n, bool has_first, float *nll, int32_t *argmax,
+                struct err *e) {
+    const struct kern_history history = {.prompt = t->no_history,
+                                         .output = t->no_history,
+                                         .stride = (size_t)vocab_of(t),
+                                         .recent = t->recent.dev};
+    const struct kern_sampled *drawn = t->sampled.host;
+    int rc = t->k->ops->sample(t->k, n, vocab_of(t), NULL, t->logits, (size_t)vocab_of(t),
+                               t->params.dev, &history, t->sample_scratch, t->sampled.dev, NULL);
+    if (rc) return err_raise(e, rc, "reading logits failed");
+    t->is_enqueued = false;
+    rc = t->k->ops->download(t->k, t->sampled.host, t->sampled.dev, (size_t)n * sizeof *drawn, e);
+    for (int i = 0; !rc && i < n; i++) {
+        bool known = i > 0 || has_first;
+        if (known && drawn[i].token != ((int32_t *)t->recent.host)[i])
+            return err_raise(e, E_NUMERIC, "logits hold NaN before token %d", t->n_tokens - n + i);
+        if (nll) nll[i] = known ? -drawn[i].logprob : NAN;
+        if (argmax) argmax[i] = known ? drawn[i].top_id[0] : -1;
+    }
+    return rc;
+}
+
+int target_trace_force(struct target_trace *t, const int32_t *ids, int n,
+                       const struct target_kept *kept, float *nll, int32_t *argmax, struct err *e) {
+    int rc = check_room(t, ids, n, e);
+    for (int at = 0; !rc && at < n;) {
+        int take = n - at < TARGET_TRACE_LOOK ? n - at : TARGET_TRACE_LOOK;
+        bool has_first = t->has_last;
+        rc =
+            run(t,
+                &(struct rows){
+                    .ids = ids + at, .n = take, .first_mark = take, .kept = kept, .n_logits = take},
+                e);
+        if (!rc && (nll || argmax))
+            rc = tell(t, take, has_first, nll ? nll + at : NULL, argmax ? argmax + at : NULL, e);
+        if (!rc) rc = keep_last(t, take, e);
+        at += take;
+    }
+    return rc;
+}
+
+/* The greedy token of the logits' first row, whatever `recent` holds. */
+static int draw(struct target_trace *t, int32_t *out, struct err *e) {
+    const struct kern_sampled *drawn = t->sampled.host;
+    struct kern_sample p = {
+        .top_p = 1, .repetition_penalty = 1, .purpose = RNG_SAMPLE, .history = -1, .probs_row = -1};
+    int rc = settle(t, e);
+    if (!rc) rc = t->k->ops->upload(t->k, t->params.dev, &p, sizeof p, e);
+    if (!rc)
+        rc = t->k->ops->sample(t->k, 1, vocab_of(t), NULL, t->logits, (size_t)vocab_of(t),
+                               t->params.dev, NULL, t->sample_scratch, t->sampled.dev, NULL);
+    if (!rc) rc = t->k->ops->download(t->k, t->sampled.host, t->sampled.dev, sizeof *drawn, e);
+    if (rc) return err_prefix(e, rc, "drawing token %d", t->n_tokens);
+    if (drawn->token < 0)
+        return err_raise(e, E_NUMERIC, "logits hold NaN before token %d", t->n_tokens);
+    *out = drawn->token;
+    return 0;
+}
+
+int target_trace_generate(struct target_trace *t, int n, const struct target_kept *kept,
+                          const int32_t *stop, int n_stop, int32_t *out, int *n_out,
+                          struct err *e) {
+    int rc = check_room(t, NULL, n, e);
+    *n_out = 0;
+    if (!rc && !t->has_last && n > 0)
+        rc = err_raise(e, E_INVALID, "nothing tells what follows token %d: append one first",
+                       t->n_tokens);
+    while (!rc && *n_out < n) {
+        if (*n_out > 0) rc = target_trace_force(t, &out[*n_out - 1], 1, kept, NULL, NULL, e);
+        if (!rc) rc = draw(t, &out[*n_out], e);
+        for (int i = 0; !rc && i < n_stop; i++)
+            if (out[*n_out] == stop[i]) return 0;
+        if (!rc) ++*n_out;
+    }
+    return rc;
+}
+
+/* The newest states are noted again from the start of the quarter that holds the oldest of them: a
+ * quarter's first token sets its sum, so what was added behind n_tokens is gone. */
+int target_trace_rewind(struct target_trace *t, int n_tokens, struct err *e) {
+    ASSERT(n_tokens >= 0 && n_tokens <= t->n_tokens);
+    int from = n_tokens - KERN_STATE_QUERIES, rc = settle(t, e);
+    if (rc || n_tokens == t->n_tokens) return rc;
+    from = from < 0 ? 0 : from / KERN_QUARTER * KERN_QUARTER;
+    t->n_tokens = n_tokens;
+    t->has_last = n_tokens == t->prompt_end && n_tokens > 0;
+    if (t->prompt_end > n_tokens) t->prompt_end = -1;
+    if (t->has_last)
+        rc = copy(t, t->logits, t->prompt_logits, (size_t)vocab_of(t) * sizeof(float), e);
+    if (rc || n_tokens == 0 || t->o.n_taps == 0) return rc;
+    *(struct kern_note *)t->note.host =
+        (struct kern_note){.first_row = from, .position = from, .n_rows = n_tokens - from};
+    rc = t->k->ops->upload(t->k, t->note.dev, t->note.host, sizeof(struct kern_note), e);
+    t->is_enqueued = true;
+    return rc ? rc : note(t, e);
+}
+
+/* ---- Reading ---- */
+
+int target_trace_states(struct target_trace *t, int tap, int first, int n, float *out,
+                        struct err *e) {
+    size_t h = (size_t)t->c->hidden;
+    ASSERT(tap >= 0 && tap < t->o.n_taps && first >= 0 && n >= 0 && first + n <= t->n_tokens);
+    t->is_enqueued = false;
+    return t->k->ops->download(t->k, out, states_of(t, tap) + (size_t)first * h,
+                               (size_t)n * h * sizeof(float), e);
+}
+
+int target_trace_plane(struct target_trace *t, int tap, int first, int n, float *out,
+                       struct err *e) {
+    struct kern_plane p = plane_of(t, tap);
+    size_t bytes = kern_plane_bytes(p.cols, p.has_first);
+    ASSERT(tap >= 0 && tap < t->o.n_taps && first >= 0 && n >= 0);
+    ASSERT(first + n <= target_n_blocks(t->n_tokens));
+    t->is_enqueued = false;
+    const uint8_t *at = (const uint8_t *)p.base + (size_t)first * p.page_stride;
+    if (bytes == p.page_stride) return t->k->ops->download(t->k, out, at, (size_t)n * bytes, e);
+    for (int i = 0; i < n; i++) {
+        int rc = t->k->ops->download(t->k, (uint8_t *)out + (size_t)i * bytes,
+                                     at + (size_t)i * p.page_stride, bytes, e);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer *s, float *out,
+                       struct err *e) {
+    const struct kern_ops *ops = t->k->ops;
+    struct kern_score_view v = {.plane = plane_of(t, tap),
+                                .page = t->identity,
+                                .ring = ring_of(t, tap),
+                                .n_tokens = t->n_tokens};
+    size_t blocks = (size_t)target_n_blocks(t->n_tokens);
+    size_t line = align_up((size_t)t->n_blocks * sizeof(float), KERN_ACT_ALIGN);
+    size_t bytes = line + ops->score_scratch_bytes(t->k, s, t->n_blocks);
+    ASSERT(tap >= 0 && tap < t->o.n_taps && s->cols == t->c->hidden && t->n_tokens > 0);
+    int rc = settle(t, e);
+    if (!rc && bytes > t->score_scratch_bytes) {
+        ops->unreserve(t->k, t->score_scratch);
+        t->score_scratch = NULL;
+        t->score_scratch_bytes = 0;
+        rc = ops->reserve(t->k, bytes, &t->score_scratch, e);
+        if (!rc) t->score_scratch_bytes = bytes;
+    }
+    if (rc) return rc;
+    rc = ops->score(t->k, s, &v, (uint8_t *)t->score_scratch + line, t->score_scratch);
+    if (rc) return err_raise(e, rc, "scoring blocks failed");
+    return ops->download(t->k, out, t->score_scratch, blocks * sizeof(float), e);
+}
+
+void *target_trace_page(const struct target_trace *t, bool deep, int block, size_t *bytes) {
+    int g = deep ? t->n_groups - 1 : 0;
+    *bytes = t->page_bytes[g];
+    return t->group_arena[g] + (size_t)block * t->page_bytes[g];
+}
