@@ -501,7 +501,7 @@ static void set_conversation(struct client_settings *s) {
 
 static void set_sparsity(struct client_settings *s, const struct sparsity_flags *f) {
     if (f->selector) client_set_text(s, "sparse", f->selector, strlen(f->selector));
-    if (f->keep && f->s.keep == TARGET_CURVE) client_set_text(s, "keep", "curve", 5);
+    if (f->keep && f->s.keep == TARGET_CURVE) client_set_text(s, "keep", f->keep, strlen(f->keep));
     else if (f->keep) client_set_real(s, "keep", f->s.keep);
     if (f->s.keep_blocks >= 0) client_set_int(s, "keep_blocks", f->s.keep_blocks);
     if (f->s.min_blocks >= 0) client_set_int(s, "min_blocks", f->s.min_blocks);

@@ -13,10 +13,15 @@ void sparsity_flags_init(struct sparsity_flags *f) {
 int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
     struct err e = {0};
     if (f->selector && target_selector_parse(&f->s.selector, f->selector, strlen(f->selector), &e))
-        return options_error(o, "--sparse: '%s' is not one of off, all, observed, recent, random",
-                             f->selector);
-    if (f->keep && target_keep_parse(&f->s.keep, f->keep, strlen(f->keep), &e))
-        return options_error(o, "--keep: '%s' is neither curve nor a share above 0, up to 1",
+        return options_error(
+            o,
+            "--sparse: '%s' is not one of off, all, observed, scorer, mean, recent, "
+            "random",
+            f->selector);
+    if (f->keep && target_keep_parse(&f->s, f->keep, strlen(f->keep), &e))
+        return options_error(o,
+                             "--keep: '%s' is neither curve, a share above 0, up to 1, nor "
+                             "points TOKENS:KEEP,...",
                              f->keep);
     if (f->keep && f->s.keep_blocks > 0)
         return options_error(o, "--keep and --keep-blocks exclude each other");

@@ -212,6 +212,11 @@ int engine__history_begin(struct engine *g, const struct engine_request *r, stru
 
 /* ---- Selection (sparse.c) ---- */
 
+/* Can this engine do what these settings, over its own, ask for? E_UNSUPPORTED says what it would
+ * take. asked: NULL, nothing. */
+int engine__sparse_check(const struct engine *g, const struct target_settings *asked,
+                         struct err *e);
+
 /* At submission: settings, and memory where blocks may go. false: no memory. */
 bool engine__sparse_init(const struct engine *g, struct engine_request *r,
                          const struct target_settings *asked);

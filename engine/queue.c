@@ -67,6 +67,7 @@ static int check_options(const struct engine *g, const struct engine_submit_opti
                          struct err *e) {
     int rc = verify_params_check(&o->params, e);
     if (!rc && o->sparse) rc = target_settings_check(o->sparse, e);
+    if (!rc) rc = engine__sparse_check(g, o->sparse, e);
     if (rc) return rc;
     if (o->params.draft_tokens > g->sizes.o.max_draft_tokens)
         return err_raise(e, E_RANGE, "draft_tokens is %d, this engine makes room for 0..%d a round",

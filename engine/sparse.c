@@ -19,11 +19,26 @@ static int n_deep(const struct engine *g) {
     return n;
 }
 
-bool engine__sparse_init(const struct engine *g, struct engine_request *r,
-                         const struct target_settings *asked) {
+static struct target_settings resolve(const struct engine *g, const struct target_settings *asked) {
     struct target_settings none;
     target_settings_unset(&none);
-    r->sparse = target_settings_resolve(&g->sizes.o.sparse, asked ? asked : &none);
+    return target_settings_resolve(&g->sizes.o.sparse, asked ? asked : &none, NULL);
+}
+
+int engine__sparse_check(const struct engine *g, const struct target_settings *asked,
+                         struct err *e) {
+    struct target_settings s = resolve(g, asked);
+    if (s.reselect != TARGET_RESELECT_OFF)
+        return err_raise(e, E_UNSUPPORTED, "reselect: a selection serves the whole answer");
+    if (target_needs_states(&s))
+        return err_raise(e, E_UNSUPPORTED, "sparse \"%s\": this engine keeps no states of blocks",
+                         target_selector_name(s.selector));
+    return 0;
+}
+
+bool engine__sparse_init(const struct engine *g, struct engine_request *r,
+                         const struct target_settings *asked) {
+    r->sparse = resolve(g, asked);
     r->sparsity.settings = r->sparse;
     r->mass_line = -1;
     bool lists = target_selects(&r->sparse, r->n_prompt) || r->sparse.selector == TARGET_ALL;

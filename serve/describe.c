@@ -186,7 +186,7 @@ static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
         return;
     }
     target_settings_unset(&none);
-    all = target_settings_resolve(&o->sparse, &none);
+    all = target_settings_resolve(&o->sparse, &none, NULL);
     msgpack_pack_map(pk, 6);
     pack_pair_str(pk, "selector", target_selector_name(all.selector));
     pack_keep(pk, &all);

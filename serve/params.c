@@ -42,7 +42,7 @@ void params__defaults(struct request_options *o) {
         {"draft_model", PARAM_BOOL, AT(verify.draft_model), 0, 0, false},                          \
         {"lookup", PARAM_BOOL, AT(verify.lookup), 0, 0, false},                                    \
         {"sparse", PARAM_SPARSE, AT(sparse.selector), 0, 0, false},                                \
-        {"keep", PARAM_KEEP, AT(sparse.keep), 0, 1, true},                                         \
+        {"keep", PARAM_KEEP, AT(sparse), 0, 1, true},                                              \
         {"keep_blocks", PARAM_INT, AT(sparse.keep_blocks), 0, TARGET_MOST_BLOCKS, false},          \
         {"min_blocks", PARAM_INT, AT(sparse.min_blocks), 1, TARGET_MOST_BLOCKS, false},            \
         {"window_blocks", PARAM_INT, AT(sparse.window_blocks), 1, TARGET_MOST_BLOCKS, false},      \
@@ -178,18 +178,20 @@ static int read_sparse(const struct param *t, const msgpack_object *v, int *out,
     return target_selector_parse(out, s, n, e);
 }
 
-/* "curve" or a number. */
-static int read_keep(const struct param *t, const msgpack_object *v, double *out, struct err *e) {
+/* "curve", a curve's points, or a number. */
+static int read_keep(const struct param *t, const msgpack_object *v, struct target_settings *out,
+                     struct err *e) {
+    const char *s;
+    size_t n;
     double x;
-    if (rpc_text_is(v, "curve")) {
-        *out = TARGET_CURVE;
-        return 0;
-    }
+    if (rpc_text(v, &s, &n)) return target_keep_parse(out, s, n, e);
     if (!rpc_real(v, &x))
-        return err_raise(e, E_INVALID, "%s must be \"curve\" or a number in (0, 1]", t->name);
+        return err_raise(e, E_INVALID,
+                         "%s must be \"curve\", points TOKENS:KEEP,... or a number in (0, 1]",
+                         t->name);
     if (!(x > t->lo && x <= t->hi))
         return err_raise(e, E_RANGE, "%s is %.15g, allowed is \"curve\" or (0, 1]", t->name, x);
-    *out = x;
+    out->keep = x;
     return 0;
 }
 
@@ -240,7 +242,7 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
     case PARAM_SPARSE:
         return read_sparse(t, v, (int *)field, e);
     case PARAM_KEEP:
-        return read_keep(t, v, (double *)field, e);
+        return read_keep(t, v, (struct target_settings *)field, e);
     case PARAM_COUPLING: {
         const char *s;
         size_t n;

@@ -10,45 +10,135 @@
 
 static const char *const names[TARGET_N_SELECTORS] = {
     [TARGET_OFF] = "off",       [TARGET_ALL] = "all",       [TARGET_OBSERVED] = "observed",
-    [TARGET_RECENT] = "recent", [TARGET_RANDOM] = "random",
+    [TARGET_RECENT] = "recent", [TARGET_RANDOM] = "random", [TARGET_SCORER] = "scorer",
+    [TARGET_MEAN] = "mean",
 };
 
 const char *target_selector_name(int selector) {
     return (unsigned)selector < TARGET_N_SELECTORS ? names[selector] : "?";
 }
 
-int target_selector_parse(int *out, const char *s, size_t n, struct err *e) {
+/* ---- Texts ---- */
+
+static int shown(size_t n) {
+    return n > 32 ? 32 : (int)n;
+}
+
+static bool is_word(const char *s, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(s, word, n) == 0;
+}
+
+static int find_selector(const char *s, size_t n) {
     for (int i = 0; i < TARGET_N_SELECTORS; i++)
-        if (strlen(names[i]) == n && memcmp(names[i], s, n) == 0) {
-            *out = i;
-            return 0;
-        }
-    return err_raise(e, E_RANGE,
-                     "sparse is \"%.*s\", allowed is \"off\", \"all\", \"observed\", \"recent\" or "
-                     "\"random\"",
-                     n > 32 ? 32 : (int)n, s);
+        if (is_word(s, n, names[i])) return i;
+    return TARGET_UNSET;
 }
 
-static int refuse_keep(const char *s, size_t n, struct err *e) {
-    return err_raise(e, E_RANGE, "keep is \"%.*s\", allowed is \"curve\" or (0, 1]",
-                     n > 32 ? 32 : (int)n, s);
-}
-
-int target_keep_parse(double *out, const char *s, size_t n, struct err *e) {
-    char text[32], *end;
-    if (n == 5 && memcmp(s, "curve", 5) == 0) {
-        *out = TARGET_CURVE;
-        return 0;
-    }
-    if (n < 1 || n >= sizeof text || (s[0] != '.' && (s[0] < '0' || s[0] > '9')))
-        return refuse_keep(s, n, e);
-    memcpy(text, s, n);
-    text[n] = 0;
-    double x = strtod(text, &end);
-    if (*end || !(x > 0) || !(x <= 1)) return refuse_keep(s, n, e);
-    *out = x;
+int target_selector_parse(int *out, const char *s, size_t n, struct err *e) {
+    int selector = find_selector(s, n);
+    if (selector == TARGET_UNSET)
+        return err_raise(e, E_RANGE,
+                         "sparse is \"%.*s\", allowed is \"off\", \"all\", \"observed\", "
+                         "\"scorer\", \"mean\", \"recent\" or \"random\"",
+                         shown(n), s);
+    *out = selector;
     return 0;
 }
+
+/* Rows of the prompt are not there any more, and off is no way to select. */
+static bool reselects(int selector) {
+    return selector == TARGET_RECENT || selector == TARGET_RANDOM || target_by_states(selector);
+}
+
+int target_reselector_parse(int *out, const char *s, size_t n, struct err *e) {
+    int selector = find_selector(s, n);
+    if (!reselects(selector))
+        return err_raise(e, E_RANGE,
+                         "reselector is \"%.*s\", allowed is \"scorer\", \"mean\", "
+                         "\"recent\" or \"random\"",
+                         shown(n), s);
+    *out = selector;
+    return 0;
+}
+
+/* A number that is the whole text; false where it is none. */
+static bool read_number(const char *s, size_t n, double *out) {
+    char text[32], *end;
+    if (n < 1 || n >= sizeof text || (s[0] != '.' && (s[0] < '0' || s[0] > '9'))) return false;
+    memcpy(text, s, n);
+    text[n] = 0;
+    *out = strtod(text, &end);
+    return !*end;
+}
+
+int target_reselect_parse(int *out, const char *s, size_t n, struct err *e) {
+    double x;
+    if (is_word(s, n, "off")) *out = TARGET_RESELECT_OFF;
+    else if (is_word(s, n, "step")) *out = TARGET_RESELECT_STEP;
+    else if (is_word(s, n, "surprise")) *out = TARGET_RESELECT_SURPRISE;
+    else if (read_number(s, n, &x) && x >= 1 && x <= TARGET_MOST_BLOCKS && x == floor(x))
+        *out = (int)x;
+    else
+        return err_raise(e, E_RANGE,
+                         "reselect is \"%.*s\", allowed is \"off\", \"step\", \"surprise\" or "
+                         "[1, %d] tokens",
+                         shown(n), s, TARGET_MOST_BLOCKS);
+    return 0;
+}
+
+static const char *after(const char *s, const char *end, char stop) {
+    const char *at = memchr(s, stop, (size_t)(end - s));
+    return at ? at : end;
+}
+
+/* "8192:1,16384:.15" */
+static bool read_curve(const char *s, size_t n, struct target_curve *out) {
+    const char *end = s + n;
+    *out = (struct target_curve){0};
+    for (; out->n < TARGET_CURVE_POINTS; s++) {
+        const char *comma = after(s, end, ','), *colon = after(s, comma, ':');
+        double tokens, keep;
+        if (colon == comma || !read_number(s, (size_t)(colon - s), &tokens) ||
+            !read_number(colon + 1, (size_t)(comma - colon - 1), &keep))
+            return false;
+        out->at[out->n].tokens = tokens;
+        out->at[out->n++].keep = keep;
+        s = comma;
+        if (s == end) return true;
+    }
+    return false; /* more points than there is room for */
+}
+
+static bool is_curve(const struct target_curve *c) {
+    if (c->n < 1 || c->n > TARGET_CURVE_POINTS) return false;
+    for (int i = 0; i < c->n; i++)
+        if (!(c->at[i].tokens >= 1 && c->at[i].tokens <= 1e9 && c->at[i].keep > 0 &&
+              c->at[i].keep <= 1) ||
+            (i > 0 && !(c->at[i].tokens > c->at[i - 1].tokens)))
+            return false;
+    return true;
+}
+
+int target_keep_parse(struct target_settings *s, const char *text, size_t n, struct err *e) {
+    double x;
+    struct target_curve curve;
+    if (is_word(text, n, "curve")) {
+        s->keep = TARGET_CURVE;
+    } else if (read_number(text, n, &x) && x > 0 && x <= 1) {
+        s->keep = x;
+    } else if (read_curve(text, n, &curve) && is_curve(&curve)) {
+        s->keep = TARGET_CURVE;
+        s->curve = curve;
+    } else {
+        return err_raise(e, E_RANGE,
+                         "keep is \"%.*s\", allowed is \"curve\", (0, 1] or up to %d points "
+                         "TOKENS:KEEP, tokens ascending",
+                         shown(n), text, TARGET_CURVE_POINTS);
+    }
+    return 0;
+}
+
+/* ---- Checking ---- */
 
 void target_settings_unset(struct target_settings *s) {
     *s = (struct target_settings){.selector = TARGET_UNSET,
@@ -56,13 +146,47 @@ void target_settings_unset(struct target_settings *s) {
                                   .keep_blocks = TARGET_UNSET,
                                   .min_blocks = TARGET_UNSET,
                                   .window_blocks = TARGET_UNSET,
-                                  .reserve = TARGET_UNSET};
+                                  .reserve = TARGET_UNSET,
+                                  .threshold = TARGET_UNSET_THRESHOLD,
+                                  .smooth = TARGET_UNSET,
+                                  .reselect = TARGET_UNSET,
+                                  .reselector = TARGET_UNSET,
+                                  .surprise = TARGET_UNSET};
 }
 
 static int check_count(const char *name, int value, int lo, struct err *e) {
     if (value == TARGET_UNSET || (value >= lo && value <= TARGET_MOST_BLOCKS)) return 0;
     return err_raise(e, E_RANGE, "%s is %d, allowed is [%d, %d]", name, value, lo,
                      TARGET_MOST_BLOCKS);
+}
+
+static int check_reselect(const struct target_settings *s, struct err *e) {
+    int n = s->reselect;
+    if (n != TARGET_UNSET && n != TARGET_RESELECT_SURPRISE && (n < 0 || n > TARGET_MOST_BLOCKS))
+        return err_raise(e, E_RANGE,
+                         "reselect is %d, allowed is off (0), [1, %d] tokens or surprise (%d)", n,
+                         TARGET_MOST_BLOCKS, TARGET_RESELECT_SURPRISE);
+    if (s->reselector != TARGET_UNSET && !reselects(s->reselector))
+        return err_raise(e, E_RANGE,
+                         "reselector is \"%s\", allowed is \"scorer\", \"mean\", \"recent\" or "
+                         "\"random\"",
+                         target_selector_name(s->reselector));
+    if (s->surprise != TARGET_UNSET && !(s->surprise > 0 && s->surprise <= 100))
+        return err_raise(e, E_RANGE, "surprise is %g, allowed is (0, 100]", s->surprise);
+    return 0;
+}
+
+static int check_scores(const struct target_settings *s, struct err *e) {
+    if (s->threshold == (double)INFINITY)
+        return err_raise(e, E_RANGE, "keep_threshold is %g, allowed is a number", s->threshold);
+    if (s->smooth != TARGET_UNSET && !(s->smooth >= 0 && s->smooth <= 1))
+        return err_raise(e, E_RANGE, "smooth is %g, allowed is [0, 1]", s->smooth);
+    if (s->curve.n != 0 && !is_curve(&s->curve))
+        return err_raise(e, E_RANGE,
+                         "keep's curve of %d points: allowed are up to %d, tokens of [1, 1e9] "
+                         "ascending, keep in (0, 1]",
+                         s->curve.n, TARGET_CURVE_POINTS);
+    return 0;
 }
 
 int target_settings_check(const struct target_settings *s, struct err *e) {
@@ -81,45 +205,97 @@ int target_settings_check(const struct target_settings *s, struct err *e) {
     if (!rc && s->keep != TARGET_UNSET && s->keep_blocks > 0)
         rc = err_raise(e, E_INVALID, "keep and keep_blocks %d: one of them decides, not both",
                        s->keep_blocks);
-    return rc;
+    if (!rc) rc = check_scores(s, e);
+    return rc ? rc : check_reselect(s, e);
 }
+
+/* ---- Whose wish counts ---- */
 
 static int first_set(int request, int base, int otherwise) {
     return request != TARGET_UNSET ? request : base != TARGET_UNSET ? base : otherwise;
 }
 
+static double first_real(double request, double base, double otherwise) {
+    return request != TARGET_UNSET ? request : base != TARGET_UNSET ? base : otherwise;
+}
+
+static struct target_curve first_curve(const struct target_settings *request,
+                                       const struct target_settings *base,
+                                       const struct target_scorer_defaults *scorer) {
+    if (request->curve.n > 0) return request->curve;
+    if (base->curve.n > 0) return base->curve;
+    return scorer && scorer->curve.n > 0 ? scorer->curve : target_source_curve;
+}
+
+/* Who selects inside an answer where nobody says. */
+static int own_reselector(int selector, const struct target_scorer_defaults *scorer) {
+    return reselects(selector) ? selector : scorer ? TARGET_SCORER : TARGET_MEAN;
+}
+
 struct target_settings target_settings_resolve(const struct target_settings *base,
-                                               const struct target_settings *request) {
+                                               const struct target_settings *request,
+                                               const struct target_scorer_defaults *scorer) {
     struct target_settings below = *base, s;
     if (request->keep_blocks > 0) below.keep = TARGET_UNSET;
     if (request->keep != TARGET_UNSET) below.keep_blocks = TARGET_UNSET;
     s.selector = first_set(request->selector, below.selector, TARGET_OFF);
-    s.keep = request->keep != TARGET_UNSET ? request->keep
-             : below.keep != TARGET_UNSET  ? below.keep
-                                           : TARGET_CURVE;
+    s.keep = first_real(request->keep, below.keep, TARGET_CURVE);
     s.keep_blocks = first_set(request->keep_blocks, below.keep_blocks, 0);
     bool few = s.keep_blocks > 0 && s.keep_blocks < TARGET_MIN_BLOCKS;
     s.min_blocks =
         first_set(request->min_blocks, below.min_blocks, few ? s.keep_blocks : TARGET_MIN_BLOCKS);
     s.window_blocks = first_set(request->window_blocks, below.window_blocks, TARGET_WINDOW_BLOCKS);
-    s.reserve = request->reserve != TARGET_UNSET ? request->reserve
-                : below.reserve != TARGET_UNSET  ? below.reserve
-                                                 : TARGET_RESERVE;
+    s.reserve = first_real(request->reserve, below.reserve, TARGET_RESERVE);
+    s.threshold = !isnan(request->threshold) ? request->threshold
+                  : !isnan(below.threshold)  ? below.threshold
+                                             : TARGET_NO_THRESHOLD;
+    s.smooth = first_real(request->smooth, below.smooth,
+                          scorer && s.selector == TARGET_SCORER ? scorer->smoothing : 0);
+    s.reselect = first_set(request->reselect, below.reselect, TARGET_RESELECT_OFF);
+    s.reselector =
+        first_set(request->reselector, below.reselector, own_reselector(s.selector, scorer));
+    s.surprise = first_real(request->surprise, below.surprise, TARGET_SURPRISE);
+    s.curve = first_curve(request, &below, scorer);
     return s;
+}
+
+static bool selects_by(const struct target_settings *s, int selector) {
+    if (s->selector == TARGET_OFF || s->selector == TARGET_ALL) return false;
+    return s->selector == selector ||
+           (s->reselect != TARGET_RESELECT_OFF && s->reselector == selector);
+}
+
+bool target_needs_scorer(const struct target_settings *s) {
+    return selects_by(s, TARGET_SCORER);
+}
+
+bool target_needs_states(const struct target_settings *s) {
+    return selects_by(s, TARGET_SCORER) || selects_by(s, TARGET_MEAN);
 }
 
 uint64_t target_settings_law(const struct target_settings *s) {
     struct {
-        double keep, reserve;
-        int32_t selector, keep_blocks, min_blocks, window_blocks;
+        double keep, reserve, threshold, smooth, surprise;
+        double point[2 * TARGET_CURVE_POINTS];
+        int32_t selector, keep_blocks, min_blocks, window_blocks, reselect, reselector;
     } in = {.keep = s->keep_blocks > 0 ? TARGET_CURVE : s->keep,
             .reserve = s->reserve,
+            .threshold = s->threshold,
+            .smooth = s->smooth,
+            .surprise = s->reselect == TARGET_RESELECT_SURPRISE ? s->surprise : 0,
             .selector = s->selector,
             .keep_blocks = s->keep_blocks,
             .min_blocks = s->min_blocks,
-            .window_blocks = s->window_blocks};
-    _Static_assert(sizeof in == 2 * 8 + 4 * 4, "no padding may be hashed");
+            .window_blocks = s->window_blocks,
+            .reselect = s->reselect,
+            .reselector = s->reselect != TARGET_RESELECT_OFF ? s->reselector : 0};
+    _Static_assert(sizeof in == (5 + 2 * TARGET_CURVE_POINTS) * 8 + 6 * 4,
+                   "no padding may be hashed");
     if (s->selector == TARGET_OFF) return 0;
+    for (int i = 0; i < s->curve.n && s->keep_blocks == 0 && s->keep == TARGET_CURVE; i++) {
+        in.point[2 * i] = s->curve.at[i].tokens;
+        in.point[2 * i + 1] = s->curve.at[i].keep;
+    }
     uint64_t h = XXH3_64bits(&in, sizeof in);
     return h ? h : 1;
 }

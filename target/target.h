@@ -14,7 +14,6 @@
 #include "kvpool/kvpool.h"
 
 struct err;
-struct target_scorer_file; /* target/scorer.h */
 
 enum {
     TARGET_BLOCK = KVPOOL_BLOCK,  /* tokens */
@@ -90,12 +89,18 @@ void target_settings_unset(struct target_settings *s); /* all of it */
  * are both asked for. */
 int target_settings_check(const struct target_settings *s, struct err *e);
 
+/* What a scorer file says of how it wants to be used. */
+struct target_scorer_defaults {
+    double smoothing;          /* of its scores */
+    struct target_curve curve; /* its model's; n 0: none */
+};
+
 /* `request` over `base` over the defaults, of which some are those of the scorer that is loaded
- * (NULL: none; its weights are not looked at); nothing is unset in the result. Asking for
- * keep_blocks or keep takes back what the base says of the other. */
+ * (NULL: none); nothing is unset in the result. Asking for keep_blocks or keep takes back what the
+ * base says of the other. */
 struct target_settings target_settings_resolve(const struct target_settings *base,
                                                const struct target_settings *request,
-                                               const struct target_scorer_file *scorer);
+                                               const struct target_scorer_defaults *scorer);
 
 /* Does a selector read states of the select layer and blocks' representatives? And do resolved
  * settings, at the end of the prompt or later? */
@@ -166,6 +171,7 @@ int target_select(const struct target_settings *s, const struct target_view *vie
 struct target_epoch {
     int n_tokens; /* committed since its selection */
     bool wide;
+    double sum;   /* surprise of all its tokens */
     double start; /* mean surprise of its first TARGET_SURPRISE_TOKENS */
     float
         nll[TARGET_SURPRISE_TOKENS]; /* of the newest ones, by n_tokens % TARGET_SURPRISE_TOKENS */

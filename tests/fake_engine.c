@@ -219,7 +219,7 @@ static void remember(struct engine *g, const struct engine_request *r) {
 static void select_blocks(const struct engine_submit_options *o, struct engine_sparsity *out) {
     struct target_settings none;
     target_settings_unset(&none);
-    out->settings = target_settings_resolve(&none, o->sparse);
+    out->settings = target_settings_resolve(&none, o->sparse, NULL);
     if (out->settings.selector == TARGET_OFF) return;
     out->n_selections = 1;
     out->n_blocks = o->n_prompt;

@@ -105,7 +105,7 @@ static void test_flags_sparse(void) {
     assert_true(f.o.sparse.keep == TARGET_CURVE);
     static const char *const bad[][2] = {
         {"-m t --sparse some", "--sparse: 'some' is not one of off, all, observed"},
-        {"-m t --keep 0", "--keep: '0' is neither curve nor a share above 0"},
+        {"-m t --keep 0", "--keep: '0' is neither curve, a share above 0"},
         {"-m t --keep 0.5 --keep-blocks 3", "--keep and --keep-blocks exclude each other"},
         {"-m t --min-blocks 0", "--min-blocks"},
         {"-m t --reserve 1.5", "--reserve"},

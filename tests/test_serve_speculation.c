@@ -41,13 +41,18 @@ static void test_serve_speculation_refusals(void) {
         {"'coupling':''", "coupling is \"\", allowed is \"lossless\" or \"gumbel\"", "coupling"},
         {"'coupling':1", "coupling must be \"lossless\" or \"gumbel\", not an integer", "coupling"},
         {"'sparse':'observe'",
-         "sparse is \"observe\", allowed is \"off\", \"all\", \"observed\", \"recent\" or "
-         "\"random\"",
+         "sparse is \"observe\", allowed is \"off\", \"all\", \"observed\", \"scorer\", "
+         "\"mean\", \"recent\" or \"random\"",
          "sparse"},
         {"'sparse':true", "sparse must be a str or false, not a boolean", "sparse"},
         {"'keep':0", "keep is 0, allowed is \"curve\" or (0, 1]", "keep"},
         {"'keep':1.01", "keep is 1.01, allowed is \"curve\" or (0, 1]", "keep"},
-        {"'keep':'most'", "keep must be \"curve\" or a number in (0, 1]", "keep"},
+        {"'keep':'most'",
+         "keep is \"most\", allowed is \"curve\", (0, 1] or up to 8 points TOKENS:KEEP, tokens "
+         "ascending",
+         "keep"},
+        {"'keep':true", "keep must be \"curve\", points TOKENS:KEEP,... or a number in (0, 1]",
+         "keep"},
         {"'keep_blocks':-1", "keep_blocks is -1, allowed is [0, 1048576]", "keep_blocks"},
         {"'min_blocks':0", "min_blocks is 0, allowed is [1, 1048576]", "min_blocks"},
         {"'window_blocks':1.5", "window_blocks must be an integer, not 1.5", "window_blocks"},

@@ -230,7 +230,7 @@ static void test_sparse_lists_naive(void) {
             s.sparse = &of[k];
             naive_mass(r[k].prompt, lengths[i], mass);
             struct target_view view = {.n_tokens = lengths[i], .seed = s.params.seed, .mass = mass};
-            struct target_settings resolved = target_settings_resolve(&none, &of[k]);
+            struct target_settings resolved = target_settings_resolve(&none, &of[k], NULL);
             int n = target_select(&resolved, &view, score, want);
             run(g, &s, &r[k]);
             assert_int_equal(r[k].n_selections, 1);

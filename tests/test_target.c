@@ -44,6 +44,34 @@ static int naive_n_kept(const struct target_settings *s, int n_tokens, int n) {
     return k < n ? k : n;
 }
 
+static int selector_of(const struct target_settings *s, const struct target_view *v) {
+    return v->epoch > 0 ? s->reselector : s->selector;
+}
+
+static bool naive_measures(const struct target_settings *s, const struct target_view *v) {
+    int selector = selector_of(s, v);
+    if (s->selector == TARGET_OFF || s->selector == TARGET_ALL) return false;
+    return s->threshold != TARGET_NO_THRESHOLD && selector != TARGET_RECENT &&
+           selector != TARGET_RANDOM;
+}
+
+static double naive_score(const struct target_settings *s, const struct target_view *v, int i,
+                          int n) {
+    int selector = selector_of(s, v), n_neighbours = 0;
+    const float *raw = selector == TARGET_OBSERVED ? v->mass : v->score;
+    double sum = 0;
+    if (selector == TARGET_RECENT) return i;
+    if (selector == TARGET_RANDOM)
+        return rng_u32(v->seed, (uint64_t)v->epoch, RNG_SELECTION, 0x80000000u + (uint32_t)i) >> 8;
+    for (int k = i - 1; k <= i + 1; k += 2)
+        if (k >= 0 && k < n && !isnan(raw[k])) {
+            sum += (double)raw[k];
+            n_neighbours++;
+        }
+    if (s->smooth == 0 || n_neighbours == 0) return (double)raw[i];
+    return (double)(float)((double)raw[i] + s->smooth * sum / n_neighbours);
+}
+
 static int naive_select(const struct target_settings *s, const struct target_view *v,
                         int32_t *kept) {
     static bool in[MOST];
@@ -51,22 +79,21 @@ static int naive_select(const struct target_settings *s, const struct target_vie
     while (n * 64 < v->n_tokens) n++;
     int k = naive_n_kept(s, v->n_tokens, n);
     for (int i = 0; i < n; i++) n_kept += in[i] = i == 0 || n - i <= s->window_blocks;
+    int least = s->min_blocks > n_kept ? s->min_blocks : n_kept;
+    if (v->wide) k = k + (k + 1) / 2 < n ? k + (k + 1) / 2 : n;
     for (; n_kept < k; n_kept++) {
         int best = -1;
         double best_score = 0;
         for (int i = 0; i < n; i++) {
-            double score = 0;
-            if (s->selector == TARGET_OBSERVED) score = (double)v->mass[i];
-            if (s->selector == TARGET_RECENT) score = i;
-            if (s->selector == TARGET_RANDOM)
-                score = rng_u32(v->seed, (uint64_t)v->epoch, RNG_SELECTION,
-                                0x80000000u + (uint32_t)i) >>
-                        8;
+            double score = naive_score(s, v, i, n);
+            bool low = isnan(score) || score < (double)(float)s->threshold;
             if (isnan(score)) score = -INFINITY; /* the tests use no other */
+            if (n_kept >= least && low && naive_measures(s, v)) continue;
             if (in[i] || (best >= 0 && score <= best_score)) continue;
             best = i;
             best_score = score;
         }
+        if (best < 0) break;
         in[best] = true;
     }
     while (reserve < s->reserve * n - 1e-9 && n_kept < n) {
@@ -113,7 +140,10 @@ static void draw_settings(struct target_settings *s) {
     if (draw(2)) some.min_blocks = 1 + (int)draw(40);
     if (draw(2)) some.window_blocks = 1 + (int)draw(8);
     if (draw(2)) some.reserve = draw(5) / 50.0;
-    *s = target_settings_resolve(&none, &some);
+    if (draw(3) == 0) some.threshold = draw(8) / 4.0 - 1;
+    if (draw(3) == 0) some.smooth = (1 + draw(4)) / 4.0;
+    if (draw(2)) some.reselector = TARGET_RECENT + (int)draw(4);
+    *s = target_settings_resolve(&none, &some, NULL);
 }
 
 static void test_target_select(void) {
@@ -123,23 +153,29 @@ static void test_target_select(void) {
         struct target_settings s;
         draw_settings(&s);
         int n_tokens = 1 + (int)draw(t % 4 ? 64 * 100 : 64 * MOST), n = target_n_blocks(n_tokens);
-        struct target_view v = {
-            .n_tokens = n_tokens, .seed = draw(4), .epoch = (int)draw(3), .mass = mass};
+        struct target_view v = {.n_tokens = n_tokens,
+                                .seed = draw(4),
+                                .epoch = (int)draw(3),
+                                .mass = mass,
+                                .score = mass,
+                                .wide = draw(3) == 0};
         uint32_t kind = draw(4);
         for (int i = 0; i < n; i++) mass[i] = draw_score(kind);
         int n_want = naive_select(&s, &v, want), n_got = target_select(&s, &v, score, got);
         assert_int_equal(n_got, n_want);
         assert_memory_equal(got, want, (size_t)n_want * sizeof *want);
         /* What the counts say before is what comes out, and what is pinned is in it. */
-        assert_int_equal(n_got, target_n_kept(&s, n_tokens) + target_n_reserve(&s, n_tokens));
-        assert_int_equal(target_selects(&s, n_tokens), target_n_kept(&s, n_tokens) < n);
+        if (s.threshold == TARGET_NO_THRESHOLD) {
+            int n_least = target_n_kept(&s, n_tokens) + target_n_reserve(&s, n_tokens);
+            assert_true(v.wide ? n_got >= n_least : n_got == n_least);
+            assert_int_equal(target_selects(&s, n_tokens), target_n_kept(&s, n_tokens) < n);
+        }
+        assert_true(target_selects(&s, n_tokens) || v.epoch > 0 || n_got == n);
         assert_int_equal(got[0], 0);
         assert_int_equal(got[n_got - 1], n - 1);
         for (int i = 1; i < n_got; i++) assert_true(got[i - 1] < got[i]);
         /* The scores may lie where the scratch is. */
-        assert_int_equal(target_select(&s, &(struct target_view){n_tokens, v.seed, v.epoch, mass},
-                                       mass, in_place),
-                         n_want);
+        assert_int_equal(target_select(&s, &v, mass, in_place), n_want);
         assert_memory_equal(in_place, want, (size_t)n_want * sizeof *want);
     }
 }
@@ -155,7 +191,7 @@ static void test_target_select_known(void) {
     some.keep_blocks = 6;
     some.window_blocks = 2;
     some.reserve = 0;
-    s = target_settings_resolve(&none, &some);
+    s = target_settings_resolve(&none, &some, NULL);
     struct target_view v = {.n_tokens = 12 * 64 - 5, .mass = mass};
     static const int32_t want[] = {0, 2, 3, 4, 10, 11}; /* block 8 loses the tie of four */
     assert_int_equal(target_select(&s, &v, score, kept), 6);
@@ -181,7 +217,7 @@ static void test_target_chance(void) {
     some = none;
     some.selector = TARGET_RANDOM;
     some.keep = 0.25;
-    s = target_settings_resolve(&none, &some);
+    s = target_settings_resolve(&none, &some, NULL);
     static int seen[400];
     for (uint64_t seed = 0; seed < 200; seed++) {
         struct target_view v = {.n_tokens = 400 * 64, .seed = seed};
@@ -216,7 +252,7 @@ static void test_target_settings(void) {
     struct err e = {0};
     target_settings_unset(&base);
     target_settings_unset(&request);
-    s = target_settings_resolve(&base, &request);
+    s = target_settings_resolve(&base, &request, NULL);
     assert_int_equal(s.selector, TARGET_OFF);
     assert_true(s.keep == TARGET_CURVE && s.reserve == TARGET_RESERVE);
     assert_int_equal(s.min_blocks, 32);
@@ -224,51 +260,90 @@ static void test_target_settings(void) {
     assert_true(target_settings_law(&s) == 0);
     /* A few kept blocks lower the floor unless it was named. */
     request.keep_blocks = 12;
-    assert_int_equal(target_settings_resolve(&base, &request).min_blocks, 12);
+    assert_int_equal(target_settings_resolve(&base, &request, NULL).min_blocks, 12);
     base.min_blocks = 20;
-    assert_int_equal(target_settings_resolve(&base, &request).min_blocks, 20);
+    assert_int_equal(target_settings_resolve(&base, &request, NULL).min_blocks, 20);
     /* What the request says of one way to count takes back what the engine says of the other. */
     base.keep = 0.5;
-    s = target_settings_resolve(&base, &request);
+    s = target_settings_resolve(&base, &request, NULL);
     assert_int_equal(s.keep_blocks, 12);
     base.keep = TARGET_UNSET;
     base.keep_blocks = 40;
     request.keep_blocks = TARGET_UNSET;
     request.keep = 0.25;
-    s = target_settings_resolve(&base, &request);
+    s = target_settings_resolve(&base, &request, NULL);
     assert_int_equal(s.keep_blocks, 0);
     assert_true(s.keep == 0.25);
     /* Laws: equal for equal settings, different for each field. */
     request.selector = TARGET_OBSERVED;
-    s = target_settings_resolve(&base, &request);
-    struct target_settings other[] = {s, s, s, s, s, s};
+    s = target_settings_resolve(&base, &request, NULL);
+    struct target_settings other[12];
+    for (int i = 0; i < 12; i++) other[i] = s;
     other[0].selector = TARGET_RECENT;
     other[1].keep = 0.26;
     other[2].keep_blocks = 5;
     other[3].min_blocks++;
     other[4].window_blocks++;
     other[5].reserve = 0;
-    struct target_settings again = target_settings_resolve(&base, &request);
+    other[6].threshold = 0;
+    other[7].smooth = .5;
+    other[8].reselect = 64;
+    other[9].reselect = TARGET_RESELECT_SURPRISE;
+    other[10] = other[9];
+    other[10].surprise = 1;
+    other[11].keep = TARGET_CURVE;
+    struct target_settings again = target_settings_resolve(&base, &request, NULL);
     assert_true(target_settings_law(&s) == target_settings_law(&again));
-    for (int i = 0; i < 6; i++)
-        assert_true(target_settings_law(&s) != target_settings_law(&other[i]));
+    for (int i = 0; i < 12; i++)
+        for (int k = 0; k <= i; k++)
+            assert_true(target_settings_law(k < i ? &other[k] : &s) !=
+                        target_settings_law(&other[i]));
+    s = other[11];
+    s.curve.at[0].tokens = 4096;
+    assert_true(target_settings_law(&s) != target_settings_law(&other[11]));
+    s = other[0];
+    s.reselector = TARGET_RANDOM; /* where nothing is selected anew it does not count */
+    assert_true(target_settings_law(&s) == target_settings_law(&other[0]));
     /* Ranges. */
-    const struct {
-        struct target_settings s;
-        const char *says;
-    } bad[] = {
-        {{9, -1, -1, -1, -1, -1}, "sparse is 9"},
-        {{1, 1.5, -1, -1, -1, -1}, "keep is 1.5, allowed is \"curve\" or (0, 1]"},
-        {{1, NAN, -1, -1, -1, -1}, "keep is "},
-        {{1, -1, -2, -1, -1, -1}, "keep_blocks is -2, allowed is [0, 1048576]"},
-        {{1, -1, -1, 0, -1, -1}, "min_blocks is 0, allowed is [1, 1048576]"},
-        {{1, -1, -1, -1, 0, -1}, "window_blocks is 0, allowed is [1, 1048576]"},
-        {{1, -1, -1, -1, -1, 1.01}, "reserve is 1.01, allowed is [0, 1]"},
-        {{1, 0.5, 8, -1, -1, -1}, "keep and keep_blocks 8: one of them decides, not both"},
+    static const char *const says[] = {
+        "sparse is 9",
+        "keep is 1.5, allowed is \"curve\" or (0, 1]",
+        "keep is ",
+        "keep_blocks is -2, allowed is [0, 1048576]",
+        "min_blocks is 0, allowed is [1, 1048576]",
+        "window_blocks is 0, allowed is [1, 1048576]",
+        "reserve is 1.01, allowed is [0, 1]",
+        "keep and keep_blocks 8: one of them decides, not both",
+        "keep_threshold is inf, allowed is a number",
+        "smooth is 1.5, allowed is [0, 1]",
+        "reselect is -3, allowed is off (0), [1, 1048576] tokens or surprise (-2)",
+        "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"recent\" or \"random\"",
+        "surprise is 0, allowed is (0, 100]",
+        "keep's curve of 2 points",
+        "keep's curve of 9 points",
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_true(target_settings_check(&bad[i].s, &e) != 0);
-        assert_non_null(strstr(e.message, bad[i].says));
+    enum { N_BAD = sizeof says / sizeof *says };
+    struct target_settings bad[N_BAD];
+    for (int i = 0; i < N_BAD; i++) target_settings_unset(&bad[i]);
+    bad[0].selector = 9;
+    bad[1].keep = 1.5;
+    bad[2].keep = NAN;
+    bad[3].keep_blocks = -2;
+    bad[4].min_blocks = 0;
+    bad[5].window_blocks = 0;
+    bad[6].reserve = 1.01;
+    bad[7].keep = 0.5;
+    bad[7].keep_blocks = 8;
+    bad[8].threshold = INFINITY;
+    bad[9].smooth = 1.5;
+    bad[10].reselect = -3;
+    bad[11].reselector = TARGET_OBSERVED;
+    bad[12].surprise = 0;
+    bad[13].curve = (struct target_curve){.n = 2, .at = {{100, .5}, {100, .4}}};
+    bad[14].curve.n = 9;
+    for (int i = 0; i < N_BAD; i++) {
+        assert_true(target_settings_check(&bad[i], &e) != 0);
+        if (!strstr(e.message, says[i])) fail_msg("%d: %s", i, e.message);
     }
     target_settings_unset(&s);
     assert_int_equal(target_settings_check(&s, &e), 0);
@@ -277,7 +352,8 @@ static void test_target_settings(void) {
 static void test_target_names(void) {
     struct err e = {0};
     int selector;
-    double keep;
+    struct target_settings s;
+    target_settings_unset(&s);
     for (int i = 0; i < TARGET_N_SELECTORS; i++) {
         const char *name = target_selector_name(i);
         assert_int_equal(target_selector_parse(&selector, name, strlen(name), &e), 0);
@@ -286,13 +362,128 @@ static void test_target_names(void) {
     assert_int_equal(target_selector_parse(&selector, "observe", 7, &e), E_RANGE);
     assert_non_null(strstr(e.message, "sparse is \"observe\""));
     assert_string_equal(target_selector_name(-1), "?");
-    assert_int_equal(target_keep_parse(&keep, "curve", 5, &e), 0);
-    assert_true(keep == TARGET_CURVE);
-    assert_int_equal(target_keep_parse(&keep, ".25xx", 3, &e), 0);
-    assert_true(keep == 0.25);
-    static const char *const bad[] = {"", "0", "1.1", "nan", "inf", "-0.5", "0.5x", " 1", "curves"};
+    assert_int_equal(target_keep_parse(&s, "curve", 5, &e), 0);
+    assert_true(s.keep == TARGET_CURVE && s.curve.n == 0);
+    assert_int_equal(target_keep_parse(&s, ".25xx", 3, &e), 0);
+    assert_true(s.keep == 0.25);
+    assert_int_equal(target_keep_parse(&s, "8192:1,16384:.25", 16, &e), 0);
+    assert_true(s.keep == TARGET_CURVE && s.curve.n == 2);
+    assert_true(s.curve.at[1].tokens == 16384 && s.curve.at[1].keep == .25);
+    static const char *const bad[] = {"",
+                                      "0",
+                                      "1.1",
+                                      "nan",
+                                      "inf",
+                                      "-0.5",
+                                      "0.5x",
+                                      " 1",
+                                      "curves",
+                                      "1:1,",
+                                      "8:1,8:.5",
+                                      "9:1,8:.5",
+                                      "8:",
+                                      ":1",
+                                      "8:2",
+                                      "8:1;9:1",
+                                      "1:1,2:1,3:1,4:1,5:1,6:1,7:1,8:1,9:1"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_int_equal(target_keep_parse(&keep, bad[i], strlen(bad[i]), &e), E_RANGE);
+        if (target_keep_parse(&s, bad[i], strlen(bad[i]), &e) != E_RANGE)
+            fail_msg("keep \"%s\" was taken", bad[i]);
+    static const struct {
+        const char *text;
+        int n;
+    } points[] = {{"off", 0}, {"step", 1}, {"surprise", TARGET_RESELECT_SURPRISE}, {"64", 64}};
+    int n;
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        assert_int_equal(target_reselect_parse(&n, points[i].text, strlen(points[i].text), &e), 0);
+        assert_int_equal(n, points[i].n);
+    }
+    static const char *const no_points[] = {"", "0", "1.5", "-1", "stepp", "2000000", "1e9"};
+    for (size_t i = 0; i < sizeof no_points / sizeof *no_points; i++)
+        assert_int_equal(target_reselect_parse(&n, no_points[i], strlen(no_points[i]), &e),
+                         E_RANGE);
+    assert_int_equal(target_reselector_parse(&n, "mean", 4, &e), 0);
+    assert_int_equal(n, TARGET_MEAN);
+    assert_int_equal(target_reselector_parse(&n, "observed", 8, &e), E_RANGE);
+    assert_int_equal(target_reselector_parse(&n, "off", 3, &e), E_RANGE);
+}
+
+/* Who decides where nobody says: the scorer that is loaded, by what its file says. */
+static void test_target_defaults(void) {
+    struct target_settings none, some, s;
+    struct target_scorer_defaults file = {.smoothing = .25, .curve = {.n = 1, .at = {{4096, .5}}}};
+    target_settings_unset(&none);
+    target_settings_unset(&some);
+    some.selector = TARGET_OBSERVED;
+    s = target_settings_resolve(&none, &some, NULL);
+    assert_int_equal(s.reselector, TARGET_MEAN);
+    assert_int_equal(s.curve.n, 4);
+    assert_false(target_needs_states(&s));
+    s = target_settings_resolve(&none, &some, &file);
+    assert_int_equal(s.reselector, TARGET_SCORER);
+    assert_true(s.curve.n == 1 && s.smooth == 0);
+    assert_int_equal(target_n_kept(&s, 128 * 64), 64);
+    assert_false(target_needs_scorer(&s));
+    some.reselect = 8;
+    s = target_settings_resolve(&none, &some, &file);
+    assert_true(target_needs_scorer(&s) && target_needs_states(&s));
+    some.reselector = TARGET_RANDOM;
+    s = target_settings_resolve(&none, &some, &file);
+    assert_false(target_needs_scorer(&s) || target_needs_states(&s));
+    some.selector = TARGET_SCORER;
+    s = target_settings_resolve(&none, &some, &file);
+    assert_true(s.smooth == .25 && target_needs_scorer(&s));
+    none.smooth = 0;
+    none.curve = (struct target_curve){.n = 1, .at = {{100, .25}}};
+    s = target_settings_resolve(&none, &some, &file);
+    assert_true(s.smooth == 0 && s.curve.at[0].keep == .25);
+}
+
+/* Ends of epochs over drawn surprises against the rule in words: by number; by surprise the first
+ * token from the 32nd on whose newest 16 have a mean that lies far enough above the first 16's or
+ * the whole epoch's; after it one of 64 tokens. */
+static void test_target_epochs(void) {
+    struct target_settings s;
+    enum { N = 20000 };
+    static float nll[N];
+    int n_surprises = 0, first = 0;
+    bool wide = false, next;
+    target_settings_unset(&s);
+    s.reselect = 5;
+    struct target_epoch e = {0};
+    for (int i = 1; i <= 5; i++) {
+        assert_int_equal(target_epoch_left(&e, &s), 6 - i);
+        assert_int_equal(target_epoch_token(&e, &s, 1, &next), i == 5);
+        assert_false(next);
+    }
+    s.reselect = TARGET_RESELECT_OFF;
+    assert_false(target_epoch_token(&e, &s, 1e9f, &next));
+    assert_int_equal(target_epoch_left(&e, &s), INT32_MAX);
+    s.reselect = TARGET_RESELECT_SURPRISE;
+    s.surprise = .5;
+    e = (struct target_epoch){0};
+    for (int i = 0; i < N; i++) {
+        nll[i] = (float)draw(1000) / 400.0f + (i / 100 % 3 == 2 ? .6f : 0);
+        int n = i + 1 - first; /* of this epoch, with this token */
+        double start = 0, now = 0, all = 0;
+        for (int k = first; k <= i; k++) all += (double)nll[k] / n;
+        for (int k = 0; k < 16 && n >= 16; k++) {
+            start += (double)nll[first + k] / 16;
+            now += (double)nll[i - k] / 16;
+        }
+        double level = start < all ? start : all;
+        bool ends = wide ? n == 64 : n >= 32 && now >= level + .5;
+        assert_true(wide || fabs(now - level - .5) > 1e-9); /* sums may differ in the last bit */
+        assert_int_equal(target_epoch_left(&e, &s), wide ? 65 - n : INT32_MAX);
+        assert_int_equal(target_epoch_token(&e, &s, nll[i], &next), ends);
+        assert_int_equal(next, ends && !wide);
+        if (!ends) continue;
+        n_surprises += next;
+        wide = next;
+        first = i + 1;
+        e = (struct target_epoch){.wide = wide};
+    }
+    assert_in_range(n_surprises, 20, N / 96);
 }
 
 const struct test tests[] = {
@@ -302,5 +493,7 @@ const struct test tests[] = {
     {"target_curve", TEST_QUICK, 5000, test_target_curve},
     {"target_settings", TEST_QUICK, 5000, test_target_settings},
     {"target_names", TEST_QUICK, 5000, test_target_names},
+    {"target_defaults", TEST_QUICK, 5000, test_target_defaults},
+    {"target_epochs", TEST_QUICK, 5000, test_target_epochs},
     {0},
 };
