@@ -36,3 +36,7 @@ int engine__open_device(struct kern **out, const struct engine_options *o, bool 
         return kern_cuda_open(out, &ko, e);
     return err_raise(e, E_INVALID, "device '%.40s': not one of auto, cpu, cuda, cuda:N", name);
 }
+
+int engine_open_device(struct kern **out, const struct engine_options *o, struct err *e) {
+    return engine__open_device(out, o, false, e);
+}

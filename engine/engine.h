@@ -71,6 +71,10 @@ int engine_open(struct engine **out, const struct engine_options *o,
 /* Stop at once: running requests end with ENGINE_ABORTED; release them first or after. */
 void engine_close(struct engine *g);
 
+/* Open the backend that o->device names, by o's threads, precision and instruction set, for whoever
+ * runs a model without an engine. Close it through its ops. */
+int engine_open_device(struct kern **out, const struct engine_options *o, struct err *e);
+
 /* From headers alone, the same code that engine_open runs. device_free_bytes 0: this machine's. */
 int engine_plan(struct plan *out, const struct engine_options *o, size_t device_free_bytes,
                 struct err *e);

@@ -1,0 +1,66 @@
+#ifndef TANDEM_CMD_EVAL_COLUMNS_H
+#define TANDEM_CMD_EVAL_COLUMNS_H
+
+/* The ways of reading that an evaluation compares: selectors x kept shares, dense first. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "target/target.h"
+
+enum eval_selector {
+    EVAL_DENSE,
+    EVAL_OBSERVED, /* as serving has it */
+    EVAL_RECENT,
+    EVAL_RANDOM,
+    EVAL_MEAN,
+    EVAL_SCORER, /* a file's */
+    EVAL_ORACLE, /* the attention that the tokens behind the prompt pay, from a dense pass */
+    EVAL_N_SELECTORS
+};
+const char *eval_selector_name(enum eval_selector s);
+
+enum { EVAL_MAX_COLUMNS = 48, EVAL_MAX_SCORERS = 8, EVAL_MAX_KEEPS = 8 };
+
+struct eval_column {
+    enum eval_selector selector;
+    int scorer;                      /* of EVAL_SCORER: which file, else -1 */
+    bool again;                      /* selects anew where a late question was asked */
+    char name[64];                   /* "observed 32", "scorer late.safetensors .1" */
+    struct target_settings settings; /* resolved, by which target_select counts and draws */
+};
+
+struct eval_columns {
+    int n; /* >= 1: the first is dense */
+    struct eval_column at[EVAL_MAX_COLUMNS];
+};
+
+/* What the columns are made of, as typed; NULL: not. */
+struct eval_wishes {
+    const char *selectors;   /* "observed,recent"; dense is there in any case */
+    const char *keep_blocks; /* "32,16,12" */
+    const char *keep;        /* ".25,.1"; both may be given */
+    const char *scorers[EVAL_MAX_SCORERS];
+    struct target_scorer_defaults defaults[EVAL_MAX_SCORERS]; /* what each file says */
+    int n_scorers;
+    bool again;                  /* scorer and mean stand there once more, selecting anew */
+    struct target_settings base; /* reserve, window, floor where given, else unset */
+};
+
+/* E_RANGE names the word that is wrong; E_INVALID where a scorer is asked for without a file. */
+int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, struct err *e);
+
+/* What a column may look at: numbers of the blocks of one prompt, NULL where nobody asked. */
+struct eval_scores {
+    int n_tokens;
+    uint64_t seed;
+    const float *observed, *mean, *oracle;
+    const float *scorer[EVAL_MAX_SCORERS];
+};
+
+/* The column's list for a prefix; kept and scratch hold its blocks. Returns how many; the number of
+ * all blocks where nothing is left out. */
+int eval_column_select(const struct eval_column *c, const struct eval_scores *s, float *scratch,
+                       int32_t *kept);
+
+#endif
