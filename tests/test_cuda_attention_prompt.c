@@ -53,7 +53,7 @@ struct pass {
 
 /* What a backend gave. */
 struct result {
-    float *out, *mass;
+    float *out, *mass, *head_mass; /* head_mass: [n_seqs][n_heads][capacity] */
     uint64_t bytes;
 };
 
@@ -203,6 +203,7 @@ static void discard(struct pass *p) {
 static void discard_result(struct result *r) {
     free(r->out);
     free(r->mass);
+    free(r->head_mass);
 }
 
 /* ---- Running ------------------------------------------------------------------------------- */
@@ -216,7 +217,7 @@ static float scale_of(const struct pass *p) {
 
 /* Arrays go to the backend's memory by dev_put, which works for the CPU's as well. */
 static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
-    void *mine[16];
+    void *mine[20];
     int n = 0;
 #define PUT(host, bytes) (mine[n++] = dev_put(k, (host), (bytes)))
     size_t rows4 = (size_t)p->n_rows * 4, entries4 = (size_t)(p->n_lists * p->capacity) * 4;
@@ -237,7 +238,8 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     kv.base = PUT(arena, p->arena_bytes);
     int width = (p->s.n_heads + 2 * p->s.n_kv) * p->s.head_dim;
     const float *qkv = PUT(p->qkv, (size_t)(p->n_rows * width) * 4);
-    float *out = PUT(NULL, out_bytes + 256), *mass = NULL;
+    float *out = PUT(NULL, out_bytes + 256), *mass = NULL, *heads = NULL;
+    size_t heads4 = (size_t)(p->n_seqs * p->s.n_heads * p->capacity) * 4;
     size_t scratch_bytes =
         k->ops->attn_scratch_bytes(k, b.rows, p->n_seqs, p->s.n_heads, p->s.head_dim, p->capacity);
     void *scratch = PUT(NULL, scratch_bytes + 64);
@@ -245,10 +247,11 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     struct kern_attn_taps taps = {.kv_bytes_read = bytes};
     if (p->ancestors) taps.ancestors = PUT(p->ancestors, (size_t)p->n_rows * 8);
     if (p->mass_row) {
-        float *zeros = calloc(1, entries4);
+        float *zeros = calloc(1, entries4 + heads4);
         assert_non_null(zeros);
         taps.mass_row = PUT(p->mass_row, (size_t)p->n_rows);
         taps.mass = mass = PUT(zeros, entries4);
+        taps.head_mass = heads = PUT(zeros, heads4);
         free(zeros);
     }
     struct err e = {0};
@@ -258,6 +261,7 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     assert_ok(k->ops->sync(k, &e), e);
     struct result r = {.out = dev_get(k, out, out_bytes + 256)};
     if (mass) r.mass = dev_get(k, mass, entries4);
+    if (heads) r.head_mass = dev_get(k, heads, heads4);
     uint64_t *got = dev_get(k, bytes, 8);
     r.bytes = *got;
     free(got);
@@ -526,6 +530,17 @@ static void test_cuda_prompt_idle_and_bytes(void) {
     twin->ops->close(twin);
 }
 
+/* Each head's sums over the marked rows beside the twin's; twice the same bits. */
+static void check_heads(const struct pass *p, const struct result *got, const struct result *want,
+                        int n_marked) {
+    for (int x = 0; x < p->n_seqs * p->s.n_heads * p->capacity; x++) {
+        double g = (double)got->head_mass[x], w = (double)want->head_mass[x];
+        if (!(fabs(g - w) <= 3e-5 * n_marked))
+            fail_msg("%d/%d heads of %d: line %d, entry %d has %.7g, want %.7g", p->s.n_heads,
+                     p->s.n_kv, p->s.head_dim, x / p->capacity, x % p->capacity, g, w);
+    }
+}
+
 /* Masses of both classes' marked rows beside the twin's. */
 static void test_cuda_mass(void) {
     struct kern *k = cuda_or_skip(), *twin = cpu_twin();
@@ -545,6 +560,7 @@ static void test_cuda_mass(void) {
                              x % p->capacity, (double)got.mass[x], (double)want.mass[x]);
                 if (d > worst) worst = d;
             }
+            check_heads(p, &got, &want, (p->n_rows + 2) / 3);
             printf("# mass, %d/%d heads of %d: worst %.2g\n", shapes[i].n_heads, shapes[i].n_kv,
                    shapes[i].head_dim, worst);
             discard_result(&got);
@@ -568,6 +584,8 @@ static void test_cuda_mass_long(void) {
         assert_near(got.mass[x], want.mass[x], 3e-5);
         assert_true(got.mass[x] == again.mass[x]);
     }
+    check_heads(p, &got, &want, p->n_rows - 24);
+    assert_memory_equal(got.head_mass, again.head_mass, (size_t)(4 * p->capacity) * sizeof(float));
     discard_result(&got);
     discard_result(&want);
     discard_result(&again);

@@ -341,6 +341,96 @@ static void test_trace_look(void) {
     bed_close(&b);
 }
 
+/* ---- Features ---- */
+
+/* Everything that training reads of a prefix. */
+struct features {
+    int n_tokens;
+    float state[2][MOST * HIDDEN], plane[2][BLOCKS * 5 * HIDDEN], score[2][2][BLOCKS];
+};
+
+static void read_features(struct target_trace *t, const struct kern_scorer s[2],
+                          struct features *f) {
+    struct err e = {0};
+    f->n_tokens = target_trace_n_tokens(t);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(target_trace_states(t, i, 0, f->n_tokens, f->state[i], &e), e);
+        assert_ok(target_trace_plane(t, i, 0, target_n_blocks(f->n_tokens), f->plane[i], &e), e);
+        for (int k = 0; k < 2; k++)
+            assert_ok(target_trace_score(t, i, &s[k], f->score[i][k], &e), e);
+    }
+}
+
+/* A block's quarters hold the sums of its states, in order. */
+static void check_sums(const struct features *f) {
+    for (int tap = 0; tap < 2; tap++)
+        for (int p = 0; p < f->n_tokens; p += KERN_QUARTER) {
+            const float *quarter = f->plane[tap] + (p / 64 * 5 + p % 64 / KERN_QUARTER) * HIDDEN;
+            for (int i = 0; i < HIDDEN; i++) {
+                float sum = f->state[tap][p * HIDDEN + i];
+                for (int x = p + 1; x < p + KERN_QUARTER && x < f->n_tokens; x++)
+                    sum += f->state[tap][x * HIDDEN + i];
+                assert_true(sum == quarter[i]);
+                if (p % 64 == 0)
+                    assert_true(quarter[4 * HIDDEN + i] == f->state[tap][p * HIDDEN + i]);
+            }
+        }
+}
+
+/* States of two layers, their sums and what scorers make of them are the same bits whatever the
+ * chunks, whatever was taken back. */
+static void test_trace_features(void) {
+    static const int to[] = {420, 419, 400, 385, 384, 353, 300, 64, 63, 33, 20, 1};
+    static float a[4 * HIDDEN], bw[4 * HIDDEN];
+    static struct features got, want;
+    struct bed b = bed_open(2);
+    struct target_trace_options o = options();
+    struct err e = {0};
+    const int32_t *ids = text(1);
+    for (uint32_t i = 0; i < 4 * HIDDEN; i++) {
+        a[i] = rng_uniform(5, 0, RNG_TEST, i) - .5f;
+        bw[i] = rng_uniform(6, 0, RNG_TEST, i) - .5f;
+    }
+    const struct kern_scorer s[2] = {
+        {.kind = KERN_SCORE_MEAN, .cols = HIDDEN, .n_queries = 1, .by_first = true},
+        {.kind = KERN_SCORE_LATE,
+         .cols = HIDDEN,
+         .n_queries = 32,
+         .normed = true,
+         .n_heads = 2,
+         .head_dim = 2,
+         .a = a,
+         .b = bw}};
+    o.n_taps = 2;
+    o.tap_layer[0] = 1;
+    o.tap_layer[1] = 3;
+    o.has_first = true;
+    for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
+        struct target_trace *t = open_trace(&b, &o), *fresh = open_trace(&b, &o);
+        assert_ok(target_trace_prompt(t, ids, 420, 0, NULL, &e), e);
+        assert_ok(target_trace_force(t, text(2), 100, NULL, NULL, NULL, &e), e);
+        assert_ok(target_trace_rewind(t, to[i], &e), e);
+        for (int at = 0, n = (int)i + 3; at < to[i]; at += n)
+            assert_ok(
+                target_trace_prompt(fresh, ids + at, n < to[i] - at ? n : to[i] - at, 0, NULL, &e),
+                e);
+        read_features(t, s, &got);
+        read_features(fresh, s, &want);
+        check_sums(&got);
+        check_sums(&want);
+        for (int tap = 0; tap < 2; tap++) {
+            assert_memory_equal(got.state[tap], want.state[tap], (size_t)to[i] * HIDDEN * 4);
+            for (int k = 0; k < 2; k++)
+                assert_memory_equal(got.score[tap][k], want.score[tap][k],
+                                    (size_t)target_n_blocks(to[i]) * 4);
+        }
+        assert_true(got.state[0][0] != got.state[1][0]);
+        target_trace_close(t);
+        target_trace_close(fresh);
+    }
+    bed_close(&b);
+}
+
 /* ---- Refusals ---- */
 
 static void test_trace_refuses(void) {
@@ -381,6 +471,7 @@ const struct test tests[] = {
     {"trace_rewind", TEST_QUICK, 60000, test_trace_rewind},
     {"trace_generate", TEST_QUICK, 60000, test_trace_generate},
     {"trace_look", TEST_QUICK, 60000, test_trace_look},
+    {"trace_features", TEST_QUICK, 60000, test_trace_features},
     {"trace_refuses", TEST_QUICK, 60000, test_trace_refuses},
     {0},
 };

@@ -40,6 +40,7 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
     a.out = out;
     if (taps) {
         a.mass = taps->mass_row ? taps->mass : NULL;
+        a.head_mass = taps->mass_row ? taps->head_mass : NULL;
         a.mass_row = taps->mass_row;
         a.ancestors = taps->ancestors;
         a.kv_bytes = (unsigned long long *)taps->kv_bytes_read;
@@ -64,6 +65,6 @@ int kern_cuda_attention(struct kern *k, const struct kern_batch *b, const struct
         kern_cuda_attn_scratch_bytes(k, b->rows, b->n_seqs, n_heads, kv->head_dim, lists->capacity);
     int rc = cuda_attention_gen(c, &a);
     if (!rc && a.n_prompt > 0) rc = cuda_attention_prompt(c, &a);
-    if (!rc && a.mass) rc = cuda_attention_mass(c, &a);
+    if (!rc && (a.mass || a.head_mass)) rc = cuda_attention_mass(c, &a);
     return rc;
 }

@@ -37,8 +37,8 @@ struct attn_args {
     int qkv_stride; /* floats a row */
     float *out;     /* [n_rows][n_heads * head_dim] */
     /* Taps; each may be NULL. */
-    float *mass;
-    const uint8_t *mass_row;
+    float *mass, *head_mass;
+    const uint8_t *mass_row; /* not NULL where one of the two is there */
     const uint64_t *ancestors;
     unsigned long long *kv_bytes;
     /* Scratch of the call, shared by the classes. */
@@ -51,7 +51,7 @@ size_t cuda_attention_gen_bytes(const struct cuda_ctx *c, int n_gen, int n_seqs,
                                 int head_dim, int list_capacity);
 int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a);
 /* attention_prompt.cu: rows n_gen .. n_gen + n_prompt - 1; the mass of both classes' marked rows
- * (called last, where a->mass is set, with `out` written). */
+ * (called last, where a->mass or a->head_mass is set, with `out` written). */
 size_t cuda_attention_prompt_bytes(const struct cuda_ctx *c, int n_gen, int n_prompt, int n_seqs,
                                    int n_heads, int head_dim, int list_capacity);
 int cuda_attention_prompt(struct cuda_ctx *c, const struct attn_args *a);

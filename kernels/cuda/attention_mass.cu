@@ -1,11 +1,13 @@
-/* The mass tap: of every list entry, the largest share that a head of a marked row pays to it.
+/* The mass taps: of every list entry, the largest share that a head of a marked row pays to it, or
+ * each head's shares summed over the marked rows.
  *
  * Two passes over K with attention_prompt.cu's tiles (64 queries of rows of either class, 16 a
  * warp). The first leaves each query's log2 of the sum of exp2 of its scores; the second computes
  * the scores again, sums their weights by entry and takes the maximum over queries: floats that are
  * not negative order like their bits, so atomicMax gives one result in any order. Few rows are
  * marked (the last 32 of a prompt), so lists are cut into 16 interleaved parts, leaf i to part
- * i % 16, for the blocks to be many: that is fixed by the place in the list, like every sum.
+ * i % 16, for the blocks to be many: that is fixed by the place in the list, like every sum. Sums
+ * by head are added in the order of rows: a block takes all tiles of a sequence, one after another.
  *
  * Napkin: 32 rows of a 128K prompt at 8B, 2 x 2 head_dim FLOP for each (query, token): 70 GFLOP,
  * and K twice from memory, 0.5 GB: some 0.3 ms a layer. */
@@ -29,6 +31,18 @@ __device__ static inline int entry_of(int j) {
 __device__ static inline bool find_place(const attn_args &a, int tile_rows, mass_place *p) {
     p->head = blockIdx.x;
     if (!prompt_tile_find(a, 0, a.n_gen + a.n_prompt, tile_rows, blockIdx.y, &p->t)) return false;
+    prompt_tile_look(a, a.mass_row, &p->t);
+    if (p->t.last < 0) return false;
+    size_t list = attn_list(a, p->t.seq, p->head);
+    prompt_entries(a, p->t, list, &p->n, &p->n_whole);
+    p->list = list * (size_t)a.capacity;
+    return true;
+}
+
+/* The same of rows row .. row + n_rows - 1, fewer than a tile's, of sequence blockIdx.y. */
+__device__ static inline bool place_at(const attn_args &a, int row, int n_rows, mass_place *p) {
+    p->head = blockIdx.x;
+    p->t.seq = blockIdx.y, p->t.row = row, p->t.n_rows = n_rows;
     prompt_tile_look(a, a.mass_row, &p->t);
     if (p->t.last < 0) return false;
     size_t list = attn_list(a, p->t.seq, p->head);
@@ -106,19 +120,26 @@ __device__ static inline float whole_sum(const attn_args &a, const query_place &
     return top + log2f(sum);
 }
 
-/* Share of a page in its query's sum, largest of the warp's queries. */
-__device__ static inline float largest_share(const float (&s)[32], const float (&whole)[2],
-                                             float scale_log2) {
-    float best = 0.f;
+/* Share of a page in each query's sum; 0 where the query sees nothing. */
+__device__ static inline void page_shares(const float (&s)[32], const float (&whole)[2],
+                                          float scale_log2, float (&share)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < 16; i++)
             sum += exp2_fast(fmaf(s[i / 2 * 4 + 2 * h + i % 2], scale_log2, -whole[h]));
-        sum = softmax_total(sum);
-        if (whole[h] != -INFINITY) best = fmaxf(best, sum); /* NaN is nobody's maximum */
+        share[h] = softmax_total(sum);
+        if (whole[h] == -INFINITY) share[h] = 0.f;
     }
+}
+
+/* The largest of the warp's queries. */
+__device__ static inline float largest_share(const float (&s)[32], const float (&whole)[2],
+                                             float scale_log2) {
+    float share[2];
+    page_shares(s, whole, scale_log2, share);
+    float best = fmaxf(fmaxf(share[0], share[1]), 0.f); /* NaN is nobody's maximum */
     for (int d = 4; d < 32; d *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, d));
     return best;
 }
@@ -140,23 +161,61 @@ __global__ void __launch_bounds__(PROMPT_THREADS) mass_shares_kernel(attn_args a
     });
 }
 
+/* ---- Sums by head ---- */
+
+/* The block's part of the lists of one KV head and sequence is its own: nobody else adds there. */
+template <typename T, int HD>
+__global__ void __launch_bounds__(PROMPT_THREADS) head_mass_kernel(attn_args a, int tile_rows) {
+    extern __shared__ __align__(128) uint8_t smem[];
+    __shared__ float shares[PROMPT_Q]; /* of one page: query i of the tile */
+    pdl_trigger();
+    pdl_wait();
+    int begin, n_rows = prompt_seq_rows(a, blockIdx.y, 0, a.n_gen + a.n_prompt, &begin);
+    size_t line = (size_t)blockIdx.y * a.n_heads + (size_t)blockIdx.x * a.group + threadIdx.x;
+    float *out = a.head_mass + line * (size_t)a.capacity; /* of threads below `group` */
+    for (int at = 0; at < n_rows; at += tile_rows) {
+        mass_place p;
+        if (!place_at(a, begin + at, min(tile_rows, n_rows - at), &p)) continue;
+        query_place q[2];
+        find_queries(a, p.t, p.head, a.mass_row, q);
+        float whole[2] = {whole_sum(a, q[0]), whole_sum(a, q[1])};
+        walk<T, HD>(a, p, q, smem_addr(smem), [&](int e, float(&s)[32]) {
+            float share[2];
+            int i = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4;
+            page_shares(s, whole, a.scale_log2, share);
+            if ((threadIdx.x & 3) == 0) shares[i] = share[0], shares[i + 8] = share[1];
+            __syncthreads();
+            if ((int)threadIdx.x >= a.group) return;
+            float sum = 0.f;
+            for (int r = 0; r < p.t.n_rows; r++) sum += shares[r * a.group + threadIdx.x];
+            out[e] += sum;
+        });
+        if (a.mass && a.kv_bytes && blockIdx.z == 0 && threadIdx.x == 0)
+            atomicAdd(a.kv_bytes, (unsigned long long)p.n * prompt_shape<HD>::PLANE);
+    }
+}
+
 /* ---- Launching ---- */
 
 template <typename T, int HD> static int launch(struct cuda_ctx *c, const struct attn_args *a) {
     static bool allowed;
     int rc, tile_rows = PROMPT_Q / a->group, n_rows = a->n_gen + a->n_prompt;
     int leaves = (a->capacity + ATTN_ENTRIES - 1) / ATTN_ENTRIES;
-    if (!allowed && ((rc = cuda_allow_smem(c, mass_sums_kernel<T, HD>, prompt_shape<HD>::SMEM)) ||
-                     (rc = cuda_allow_smem(c, mass_shares_kernel<T, HD>, prompt_shape<HD>::SMEM))))
+    const int bytes = prompt_shape<HD>::SMEM;
+    if (!allowed && ((rc = cuda_allow_smem(c, mass_sums_kernel<T, HD>, bytes)) ||
+                     (rc = cuda_allow_smem(c, mass_shares_kernel<T, HD>, bytes)) ||
+                     (rc = cuda_allow_smem(c, head_mass_kernel<T, HD>, bytes))))
         return rc;
     allowed = true;
-    dim3 grid((unsigned)a->n_kv, (unsigned)prompt_max_tiles(n_rows, a->n_seqs, tile_rows),
-              (unsigned)(leaves < N_PARTS ? leaves : N_PARTS));
-    rc = CUDA_LAUNCH(c, (mass_sums_kernel<T, HD>), grid, dim3(PROMPT_THREADS),
-                     prompt_shape<HD>::SMEM, *a, tile_rows);
-    return rc ? rc
-              : CUDA_LAUNCH(c, (mass_shares_kernel<T, HD>), grid, dim3(PROMPT_THREADS),
-                            prompt_shape<HD>::SMEM, *a, tile_rows);
+    unsigned parts = (unsigned)(leaves < N_PARTS ? leaves : N_PARTS);
+    dim3 grid((unsigned)a->n_kv, (unsigned)prompt_max_tiles(n_rows, a->n_seqs, tile_rows), parts);
+    dim3 seqs((unsigned)a->n_kv, (unsigned)a->n_seqs, parts), threads(PROMPT_THREADS);
+    rc = CUDA_LAUNCH(c, (mass_sums_kernel<T, HD>), grid, threads, bytes, *a, tile_rows);
+    if (!rc && a->mass)
+        rc = CUDA_LAUNCH(c, (mass_shares_kernel<T, HD>), grid, threads, bytes, *a, tile_rows);
+    if (!rc && a->head_mass)
+        rc = CUDA_LAUNCH(c, (head_mass_kernel<T, HD>), seqs, threads, bytes, *a, tile_rows);
+    return rc;
 }
 
 struct launcher {
@@ -172,6 +231,8 @@ size_t cuda_attention_prompt_bytes(const struct cuda_ctx *c, int n_gen, int n_pr
 }
 
 int cuda_attention_mass(struct cuda_ctx *c, const struct attn_args *a) {
-    if (!a->mass || !a->mass_row || a->n_gen + a->n_prompt == 0 || a->capacity == 0) return 0;
+    if ((!a->mass && !a->head_mass) || !a->mass_row || a->n_gen + a->n_prompt == 0 ||
+        a->capacity == 0)
+        return 0;
     return prompt_dispatch<launcher>(c, a);
 }
