@@ -11,54 +11,12 @@
 #include "base/checked.h"
 #include "base/err.h"
 #include "base/rng.h"
-#include "model/batch.h"
 #include "target/target.h"
-
-enum { SHALLOW, DEEP, N_GROUPS, PAGE_UNIT = 1024, MAX_MASS_LAYERS = MODEL_MAX_LAYERS };
+#include "target/trace_private.h"
 
 /* So much is taken off the token's logit: it is drawn, and its probability told, which penalties do
  * not touch. */
 #define FORCED 1e30f
-
-struct target_trace {
-    struct target_trace_options o;
-    struct model *m;
-    struct kern *k;
-    const struct model_config *c;
-    int n_blocks; /* capacity */
-    int n_groups; /* 1 where every layer is deep */
-    int group_first[N_GROUPS], group_layers[N_GROUPS];
-    size_t page_bytes[N_GROUPS];
-    size_t bytes;
-
-    /* What stands. */
-    int n_tokens;
-    int prompt_end;   /* where prompt_logits were computed, -1: nowhere */
-    bool has_last;    /* logits' first row predicts the token at n_tokens */
-    bool is_enqueued; /* the batch is in use until the next sync */
-
-    /* Backend memory. */
-    void *arena, *block, *score_scratch;
-    size_t score_scratch_bytes;
-    uint8_t *group_arena[N_GROUPS];
-    int32_t *identity; /* [n_blocks] 0, 1, 2, ...: pages of planes */
-    float *states;     /* [n_taps][max_tokens][H] */
-    uint8_t *planes;   /* [n_taps][n_blocks] of plane_stride bytes */
-    float *rings;      /* [n_taps][KERN_STATE_QUERIES][H] */
-    size_t plane_stride;
-    float *logits;         /* [1 + TARGET_TRACE_LOOK][vocab] */
-    float *prompt_logits;  /* [vocab] */
-    float *mass, *no_mass; /* [n_deep * n_heads][n_blocks]; a prompt's is the first line */
-    uint16_t *no_history;  /* [vocab] zeros */
-    void *sample_scratch;
-
-    /* Host memory, with the backend's copies. */
-    void *host_block;
-    struct model_batch batch;
-    struct model_array note, params, recent, mark, sampled, seen;
-    int32_t *pages[N_GROUPS]; /* [n_blocks] */
-    int32_t *read;            /* [n_blocks] */
-};
 
 /* A pass's rows and what is wanted of them. */
 struct rows {
@@ -88,7 +46,7 @@ static size_t mass_floats(const struct target_trace *t) {
 
 struct model_caps target_trace_caps(const struct target_trace_options *o) {
     return (struct model_caps){.max_rows = o->max_rows ? o->max_rows : TARGET_TRACE_ROWS,
-                               .max_seqs = 1,
+                               .max_seqs = o->max_answers > 1 ? o->max_answers : 1,
                                .max_blocks = target_n_blocks(o->max_tokens),
                                .max_logits = TARGET_TRACE_LOOK};
 }
@@ -107,6 +65,11 @@ static int check(const struct target_trace_options *o, const struct model *m, st
     if (o->n_taps < 0 || o->n_taps > MODEL_MAX_TAPS)
         return err_raise(e, E_RANGE, "states of %d layers: 0 to %d are allowed", o->n_taps,
                          MODEL_MAX_TAPS);
+    if (o->max_answers < 0 || o->max_answers > TARGET_TRACE_LOOK || o->max_answer_tokens < 0 ||
+        o->max_answer_tokens > o->max_tokens)
+        return err_raise(e, E_RANGE,
+                         "%d answers of %d tokens at once: 0 to %d of 0 to %d are allowed",
+                         o->max_answers, o->max_answer_tokens, TARGET_TRACE_LOOK, o->max_tokens);
     for (int i = 0; i < o->n_taps; i++)
         if (o->tap_layer[i] < 0 || o->tap_layer[i] >= c->n_layers)
             return err_raise(e, E_RANGE, "states of layer %d: the model has layers 0 to %d",
@@ -126,7 +89,8 @@ static void layout_groups(struct target_trace *t) {
         bool deep = g == t->n_groups - 1;
         t->group_first[g] = deep ? s : 0;
         t->group_layers[g] = deep ? c->n_layers - s : s;
-        t->page_bytes[g] = align_up(model_kv_offset(c, t->group_layers[g], false, elem), PAGE_UNIT);
+        t->page_bytes[g] =
+            align_up(model_kv_offset(c, t->group_layers[g], false, elem), TRACE_PAGE_UNIT);
     }
 }
 
@@ -149,6 +113,8 @@ static void layout(struct target_trace *t, struct model_carve *c) {
     t->no_mass = model_carve_dev(c, mass_floats(t) * f);
     for (int g = 0; g < t->n_groups; g++)
         t->pages[g] = model_carve_host(c, blocks * sizeof *t->pages[g]);
+    for (int g = 0; g < t->n_groups; g++)
+        t->answer_pages[g] = model_carve_host(c, blocks * sizeof *t->answer_pages[g]);
     t->read = model_carve_host(c, blocks * sizeof *t->read);
     t->identity = model_carve_dev(c, blocks * sizeof *t->identity);
     t->states = model_carve_dev(c, taps * (size_t)t->o.max_tokens * h * f);
@@ -165,7 +131,7 @@ static void layout(struct target_trace *t, struct model_carve *c) {
 static int fill_pages(struct target_trace *t, struct err *e) {
     for (int g = 0; g < t->n_groups; g++)
         for (int b = 0; b < t->n_blocks; b++)
-            t->pages[g][b] = (int32_t)((size_t)b * (t->page_bytes[g] / PAGE_UNIT));
+            t->pages[g][b] = (int32_t)((size_t)b * (t->page_bytes[g] / TRACE_PAGE_UNIT));
     for (int b = 0; b < t->n_blocks; b++) t->read[b] = b;
     int rc =
         t->k->ops->upload(t->k, t->identity, t->read, (size_t)t->n_blocks * sizeof *t->identity, e);
@@ -175,11 +141,12 @@ static int fill_pages(struct target_trace *t, struct err *e) {
 static int reserve(struct target_trace *t, struct err *e) {
     const struct kern_ops *ops = t->k->ops;
     struct model_carve c = {0};
-    size_t kv = 0, at[N_GROUPS];
+    size_t kv = 0, at[TRACE_GROUPS];
+    size_t blocks = (size_t)t->n_blocks + (size_t)t->o.max_answers * (size_t)t->answer_tail;
     for (int g = 0; g < t->n_groups; g++) {
         at[g] = kv;
-        kv += (size_t)t->n_blocks * t->page_bytes[g];
-        if ((size_t)t->n_blocks * (t->page_bytes[g] / PAGE_UNIT) > INT32_MAX)
+        kv += blocks * t->page_bytes[g];
+        if (blocks * (t->page_bytes[g] / TRACE_PAGE_UNIT) > INT32_MAX)
             return err_raise(e, E_RANGE, "a trace of %d tokens needs more pages than ids go",
                              t->o.max_tokens);
     }
@@ -206,6 +173,8 @@ int target_trace_open(struct target_trace **out, const struct target_trace_optio
     t->k = k;
     t->c = model_get_config(m);
     t->n_blocks = target_n_blocks(o->max_tokens);
+    /* An answer begins anywhere in a block. */
+    t->answer_tail = target_n_blocks(o->max_answer_tokens + TARGET_BLOCK - 1);
     t->prompt_end = -1;
     layout_groups(t);
     rc = reserve(t, e);
@@ -235,8 +204,7 @@ int target_trace_n_tokens(const struct target_trace *t) {
 
 /* ---- A pass ---- */
 
-/* The blocks that the deep layers read, of n_all. */
-static int list(struct target_trace *t, const struct target_kept *kept, int n_all) {
+int target__trace_list(struct target_trace *t, const struct target_kept *kept, int n_all) {
     int n = 0, before = -1;
     ASSERT(kept->n >= 0 && kept->n <= kept->n_blocks && kept->n_blocks <= n_all);
     for (int i = 0; i < kept->n; i++) {
@@ -255,7 +223,7 @@ static void fill(struct target_trace *t, const struct rows *r) {
     for (int i = r->n - r->n_logits; i < r->n; i++) model_batch_want(b, row + i);
     for (int g = 0; g < t->n_groups; g++) {
         bool thin = r->kept && g == t->n_groups - 1;
-        int n = thin ? list(t, r->kept, n_all) : n_all;
+        int n = thin ? target__trace_list(t, r->kept, n_all) : n_all;
         model_batch_pages(b, idx, g, t->pages[g], thin ? t->read : NULL, n);
     }
     *(struct kern_note *)t->note.host =
@@ -324,8 +292,7 @@ static void set_groups(const struct target_trace *t, const struct rows *r, struc
                                                 (size_t)t->n_tokens * (size_t)t->c->hidden};
 }
 
-/* Nothing of the batch may be touched while a pass is under way. */
-static int settle(struct target_trace *t, struct err *e) {
+int target__trace_settle(struct target_trace *t, struct err *e) {
     if (!t->is_enqueued) return 0;
     t->is_enqueued = false;
     return t->k->ops->sync(t->k, e);
@@ -335,7 +302,7 @@ static int settle(struct target_trace *t, struct err *e) {
 static int run(struct target_trace *t, const struct rows *r, struct err *e) {
     struct model_pass p;
     ASSERT(r->n > 0 && t->n_tokens + r->n <= t->o.max_tokens);
-    int rc = settle(t, e);
+    int rc = target__trace_settle(t, e);
     if (rc) return rc;
     fill(t, r);
     rc = model_batch_finish(&t->batch, t->k, &t->mark, r->n, sizeof(uint8_t), NULL, &p, e);
@@ -474,7 +441,7 @@ static int draw(struct target_trace *t, int32_t *out, struct err *e) {
     const struct kern_sampled *drawn = t->sampled.host;
     struct kern_sample p = {
         .top_p = 1, .repetition_penalty = 1, .purpose = RNG_SAMPLE, .history = -1, .probs_row = -1};
-    int rc = settle(t, e);
+    int rc = target__trace_settle(t, e);
     if (!rc) rc = t->k->ops->upload(t->k, t->params.dev, &p, sizeof p, e);
     if (!rc)
         rc = t->k->ops->sample(t->k, 1, vocab_of(t), NULL, t->logits, (size_t)vocab_of(t),
@@ -509,7 +476,7 @@ int target_trace_generate(struct target_trace *t, int n, const struct target_kep
  * quarter's first token sets its sum, so what was added behind n_tokens is gone. */
 int target_trace_rewind(struct target_trace *t, int n_tokens, struct err *e) {
     ASSERT(n_tokens >= 0 && n_tokens <= t->n_tokens);
-    int from = n_tokens - KERN_STATE_QUERIES, rc = settle(t, e);
+    int from = n_tokens - KERN_STATE_QUERIES, rc = target__trace_settle(t, e);
     if (rc || n_tokens == t->n_tokens) return rc;
     from = from < 0 ? 0 : from / KERN_QUARTER * KERN_QUARTER;
     t->n_tokens = n_tokens;
@@ -564,7 +531,7 @@ int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer
     size_t line = align_up((size_t)t->n_blocks * sizeof(float), KERN_ACT_ALIGN);
     size_t bytes = line + ops->score_scratch_bytes(t->k, s, t->n_blocks);
     ASSERT(tap >= 0 && tap < t->o.n_taps && s->cols == t->c->hidden && t->n_tokens > 0);
-    int rc = settle(t, e);
+    int rc = target__trace_settle(t, e);
     if (!rc && bytes > t->score_scratch_bytes) {
         ops->unreserve(t->k, t->score_scratch);
         t->score_scratch = NULL;

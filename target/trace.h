@@ -34,6 +34,8 @@ struct target_trace_options {
     int tap_layer[MODEL_MAX_TAPS];
     bool has_first;           /* representatives hold each block's first state, too */
     bool heads;               /* target_trace_look will be called */
+    int max_answers;          /* of target_trace_answers, 0..TARGET_TRACE_LOOK; 0: not called */
+    int max_answer_tokens;    /* of each, what is forced and what is drawn together */
     enum kern_dtype kv_dtype; /* F16 or BF16; F32 on the reference path */
 };
 
@@ -91,6 +93,15 @@ int target_trace_force(struct target_trace *t, const int32_t *ids, int n,
  * token. The last token drawn is not appended (force it to go on). */
 int target_trace_generate(struct target_trace *t, int n, const struct target_kept *kept,
                           const int32_t *stop, int n_stop, int32_t *out, int *n_out, struct err *e);
+
+/* As if for each of n_answers lists (NULL among them: dense) lead[n_lead] were forced and up to n
+ * tokens drawn by target_trace_generate, each from here: the same tokens, in passes that hold rows
+ * of all of them. Answer i gets out[i * n ..], n_out[i] of them. The trace itself stands where it
+ * stood; what was computed is gone. */
+int target_trace_answers(struct target_trace *t, int n_answers,
+                         const struct target_kept *const *kept, const int32_t *lead, int n_lead,
+                         int n, const int32_t *stop, int n_stop, int32_t *out, int *n_out,
+                         struct err *e);
 
 /* Back to the first n_tokens tokens: states, representatives and what follows are as if no more had
  * been appended. */

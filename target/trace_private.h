@@ -1,0 +1,59 @@
+#ifndef TANDEM_TARGET_TRACE_PRIVATE_H
+#define TANDEM_TARGET_TRACE_PRIVATE_H
+
+/* A trace from the inside: trace.c appends one text, trace_answers.c several answers to it. */
+
+#include "model/batch.h"
+#include "target/trace.h"
+
+enum { TRACE_GROUPS = 2 /* shallow, deep */, TRACE_PAGE_UNIT = 1024 };
+
+struct target_trace {
+    struct target_trace_options o;
+    struct model *m;
+    struct kern *k;
+    const struct model_config *c;
+    int n_blocks;    /* capacity */
+    int answer_tail; /* blocks that one of several answers may write */
+    int n_groups;    /* 1 where every layer is deep */
+    int group_first[TRACE_GROUPS], group_layers[TRACE_GROUPS];
+    size_t page_bytes[TRACE_GROUPS];
+    size_t bytes;
+
+    /* What stands. */
+    int n_tokens;
+    int prompt_end;   /* where prompt_logits were computed, -1: nowhere */
+    bool has_last;    /* logits' first row predicts the token at n_tokens */
+    bool is_enqueued; /* the batch is in use until the next sync */
+
+    /* Backend memory. */
+    void *arena, *block, *score_scratch;
+    size_t score_scratch_bytes;
+    uint8_t *group_arena[TRACE_GROUPS];
+    int32_t *identity; /* [n_blocks] 0, 1, 2, ...: pages of planes */
+    float *states;     /* [n_taps][max_tokens][H] */
+    uint8_t *planes;   /* [n_taps][n_blocks] of plane_stride bytes */
+    float *rings;      /* [n_taps][KERN_STATE_QUERIES][H] */
+    size_t plane_stride;
+    float *logits;         /* [1 + TARGET_TRACE_LOOK][vocab] */
+    float *prompt_logits;  /* [vocab] */
+    float *mass, *no_mass; /* [n_deep * n_heads][n_blocks]; a prompt's is the first line */
+    uint16_t *no_history;  /* [vocab] zeros */
+    void *sample_scratch;
+
+    /* Host memory, with the backend's copies. */
+    void *host_block;
+    struct model_batch batch;
+    struct model_array note, params, recent, mark, sampled, seen;
+    int32_t *pages[TRACE_GROUPS];        /* [n_blocks] */
+    int32_t *answer_pages[TRACE_GROUPS]; /* [n_blocks], of one of several answers */
+    int32_t *read;                       /* [n_blocks] */
+};
+
+/* Nothing of the batch may be touched while a pass is under way. */
+int target__trace_settle(struct target_trace *t, struct err *e);
+
+/* The blocks that the deep layers read, of n_all, into t->read; returns how many. */
+int target__trace_list(struct target_trace *t, const struct target_kept *kept, int n_all);
+
+#endif

@@ -1,0 +1,161 @@
+/* Several answers at once are what each is alone: target_trace_answers against target_trace_force
+ * and target_trace_generate of the same lists, over prompts that end anywhere in a block, with and
+ * without tokens forced in front, until stop tokens; afterwards the trace stands where it stood.
+ * The model is tiny, random and peaked (tests/tiny_model.h), so that a wrong page changes tokens.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/rng.h"
+#include "model/source.h"
+#include "target/target.h"
+#include "target/trace.h"
+#include "tests/harness.h"
+#include "tests/tiny_model.h"
+
+enum { MOST = 700, N_ANSWERS = 5, N_LEAD = 150, N_DRAWN = 30, N_TOKENS = N_LEAD + N_DRAWN };
+
+struct bed {
+    struct kern *k;
+    struct model *m;
+    struct target_trace *t;
+};
+
+static struct bed bed_open(int max_rows) {
+    struct tiny_options to;
+    struct model_source *src;
+    struct bed b;
+    struct err e = {0};
+    struct kern_options ko = {.n_threads = 1};
+    struct target_trace_options o = {.max_tokens = MOST,
+                                     .max_rows = max_rows,
+                                     .select_layer = 1,
+                                     .heads = true,
+                                     .max_answers = N_ANSWERS,
+                                     .max_answer_tokens = N_TOKENS,
+                                     .n_taps = 1,
+                                     .tap_layer = {1},
+                                     .kv_dtype = KERN_F16};
+    tiny_model_default(&to);
+    to.n_layers = 4;
+    struct model_caps caps = target_trace_caps(&o);
+    const char *path = tiny_model_file(&to);
+    assert_ok(kern_cpu_open(&b.k, &ko, &e), e);
+    assert_ok(model_source_open(&src, path, &e), e);
+    unlink(path);
+    assert_ok(model_open(&b.m, src, NULL, b.k, &caps, NULL, NULL, &e), e);
+    model_source_close(src);
+    assert_ok(target_trace_open(&b.t, &o, b.m, b.k, &e), e);
+    return b;
+}
+
+static void bed_close(struct bed *b) {
+    target_trace_close(b->t);
+    model_close(b->m);
+    b->k->ops->close(b->k);
+}
+
+static void text(uint64_t seed, int32_t *ids, int n) {
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)(rng_u32(seed, 0, RNG_TEST, (uint32_t)i) % TINY_FIRST_MERGE);
+}
+
+/* What answer i is alone. */
+static int alone(struct target_trace *t, int n_prompt, const struct target_kept *kept,
+                 const int32_t *lead, int n_lead, const int32_t *stop, int n_stop, int32_t *out) {
+    struct err e = {0};
+    int n;
+    assert_ok(target_trace_rewind(t, n_prompt, &e), e);
+    if (n_lead) assert_ok(target_trace_force(t, lead, n_lead, kept, NULL, NULL, &e), e);
+    assert_ok(target_trace_generate(t, N_DRAWN, kept, stop, n_stop, out, &n, &e), e);
+    assert_ok(target_trace_rewind(t, n_prompt, &e), e);
+    return n;
+}
+
+static int check_prompt(struct bed *b, int n_prompt, int n_lead, const int32_t *stop, int n_stop) {
+    static int32_t ids[MOST], lead[N_LEAD], want[N_DRAWN], got[N_ANSWERS * N_DRAWN];
+    static float score[2][MOST / 64 + 1];
+    static const struct kern_scorer mean = {.kind = KERN_SCORE_MEAN, .cols = 64, .n_queries = 32};
+    int32_t block[N_ANSWERS][16];
+    struct target_kept kept[N_ANSWERS];
+    const struct target_kept *which[N_ANSWERS] = {NULL};
+    struct err e = {0};
+    int n_out[N_ANSWERS], n_blocks = target_n_blocks(n_prompt), n_different = 0;
+    text((uint64_t)n_prompt, ids, n_prompt);
+    text((uint64_t)n_prompt + 1, lead, n_lead);
+    assert_ok(target_trace_rewind(b->t, 0, &e), e);
+    assert_ok(target_trace_prompt(b->t, ids, n_prompt, 0, NULL, &e), e);
+    for (int i = 1; i < N_ANSWERS; i++) { /* i = 0 is dense */
+        kept[i] = (struct target_kept){block[i], 0, n_blocks};
+        for (int j = 0; j < n_blocks; j++)
+            if (j == n_blocks - 1 || (j + i) % N_ANSWERS == 0) block[i][kept[i].n++] = j;
+        which[i] = &kept[i];
+    }
+    assert_ok(target_trace_score(b->t, 0, &mean, score[0], &e), e);
+    assert_ok(target_trace_answers(b->t, N_ANSWERS, which, lead, n_lead, N_DRAWN, stop, n_stop, got,
+                                   n_out, &e),
+              e);
+    assert_int_equal(target_trace_n_tokens(b->t), n_prompt);
+    assert_ok(target_trace_score(b->t, 0, &mean, score[1], &e), e);
+    assert_memory_equal(score[0], score[1], sizeof score[0][0] * (size_t)n_blocks);
+    for (int i = 0; i < N_ANSWERS; i++) {
+        int n = alone(b->t, n_prompt, which[i], lead, n_lead, stop, n_stop, want);
+        assert_int_equal(n_out[i], n);
+        for (int j = 0; j < n; j++)
+            if (want[j] != got[i * N_DRAWN + j])
+                fail_msg("prompt %d, answer %d, token %d: %d, alone %d", n_prompt, i, j,
+                         got[i * N_DRAWN + j], want[j]);
+        n_different += i > 0 && memcmp(got, got + i * N_DRAWN, sizeof *got * N_DRAWN) != 0;
+    }
+    return n_different;
+}
+
+static void test_trace_answers_are_each_alone(void) {
+    static const int prompts[] = {200, 256, 319, 320, 321, 447};
+    struct bed b = bed_open(64);
+    int n_different = 0;
+    for (size_t i = 0; i < sizeof prompts / sizeof prompts[0]; i++)
+        for (int n_lead = 0; n_lead <= N_LEAD; n_lead += 75)
+            n_different += check_prompt(&b, prompts[i], n_lead, NULL, 0);
+    /* Lists mattered. */
+    assert_true(n_different > 18 * (N_ANSWERS - 1) / 2);
+    bed_close(&b);
+    b = bed_open(512); /* other passes */
+    check_prompt(&b, 321, N_LEAD, NULL, 0);
+    bed_close(&b);
+}
+
+static void test_trace_answers_stop(void) {
+    struct bed b = bed_open(64);
+    int32_t stop[128];
+    for (int i = 0; i < 128; i++) stop[i] = 2 * i;
+    for (int n = 200; n < 220; n++) check_prompt(&b, n, 0, stop, n % 2 ? 128 : 40);
+    bed_close(&b);
+}
+
+static void test_trace_answers_room(void) {
+    struct bed b = bed_open(64);
+    struct err e = {0};
+    static int32_t ids[MOST], out[2 * N_DRAWN];
+    const struct target_kept *kept[2] = {NULL};
+    int n_out[2];
+    text(1, ids, MOST);
+    assert_int_equal(target_trace_answers(b.t, 2, kept, NULL, 0, N_DRAWN, NULL, 0, out, n_out, &e),
+                     E_INVALID);
+    assert_ok(target_trace_prompt(b.t, ids, MOST - 10, 0, NULL, &e), e);
+    assert_int_equal(target_trace_answers(b.t, 2, kept, NULL, 0, N_DRAWN, NULL, 0, out, n_out, &e),
+                     E_TOO_LONG);
+    assert_non_null(strstr(e.message, "30 more tokens behind 690"));
+    assert_int_equal(target_trace_answers(b.t, 2, kept, ids, N_TOKENS, 1, NULL, 0, out, n_out, &e),
+                     E_TOO_LONG);
+    bed_close(&b);
+}
+
+const struct test tests[] = {
+    {"trace_answers_are_each_alone", TEST_QUICK, 60000, test_trace_answers_are_each_alone},
+    {"trace_answers_stop", TEST_QUICK, 60000, test_trace_answers_stop},
+    {"trace_answers_room", TEST_QUICK, 20000, test_trace_answers_room},
+    {0},
+};
