@@ -10,12 +10,14 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "cmd/bell.h"
+#include "cmd/bench_grid.h"
 #include "cmd/bench_kinds.h"
+#include "cmd/bench_prompts.h"
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/text.h"
 
-enum { MAX_POINTS = 16, MAX_BATCH = ENGINE_MAX_SEQS };
+enum { MAX_POINTS = GRID_MAX_LIST, MAX_BATCH = ENGINE_MAX_SEQS, GRID_KEEP_BLOCKS = 32 };
 
 struct point {
     int prompt, batch, n_tokens; /* asked for */
@@ -24,15 +26,17 @@ struct point {
     double itl_p50, itl_p99;     /* ms */
     double prompt_rate;          /* prompt tokens a second until all have their first token */
     double decode_rate;          /* tokens a second of all sequences after that */
-    double kv_bytes;             /* read per decoded token, prompts' share included */
-    double kv_shallow, kv_deep;  /* read per decoded token by the answers' own passes */
+    bool overlap;                /* all decoded at once for a while: what decode_rate is of; else it
+                                    is of all the time from the first token to the last */
+    double kv_shallow, kv_deep;  /* read per decoded token by the answers' own passes, by lists */
+    double kernel_kv;            /* the same as the kernels count, of passes without prompt rows */
     int n_blocks, n_kept;        /* of the last prompt; 0: everything is read */
     size_t resident;             /* bytes of the process at the end */
 };
 
 struct client {
     struct engine_request *r;
-    int64_t last_ns;
+    int64_t last_ns, first_ns;
     int seen;
     bool done;
 };
@@ -61,8 +65,10 @@ static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct po
         engine_poll(c[i].r, &p);
         int64_t now = clock_ns();
         for (; c[i].seen < p.n_tokens; c[i].seen++) {
-            if (c[i].seen == 0) ttft[i] = (double)(p.first_token_ns - p.submitted_ns) / 1e6;
-            else if (*n_gaps < (size_t)out->batch * (size_t)out->n_tokens)
+            if (c[i].seen == 0) {
+                ttft[i] = (double)(p.first_token_ns - p.submitted_ns) / 1e6;
+                c[i].first_ns = p.first_token_ns;
+            } else if (*n_gaps < (size_t)out->batch * (size_t)out->n_tokens)
                 gaps[(*n_gaps)++] = (double)(now - c[i].last_ns) / 1e6;
             c[i].last_ns = now;
         }
@@ -73,12 +79,25 @@ static int look(struct client *c, int n, double *gaps, size_t *n_gaps, struct po
         out->kv_deep += (double)p.sparsity.kv_deep_bytes / n_passes / n;
         out->n_blocks = p.sparsity.n_blocks;
         out->n_kept = p.sparsity.n_kept;
+        c[i].last_ns = p.finished_ns;
         out->tpot += (double)(p.finished_ns - p.first_token_ns) / 1e6 /
                      (p.n_tokens > 1 ? p.n_tokens - 1 : 1) / n;
         c[i].done = true;
         ++*n_done;
     }
     return 0;
+}
+
+/* Tokens a second of all, firsts left out, from the earliest first token to the last end. */
+static double whole_rate(const struct client *c, int n) {
+    int64_t begin = INT64_MAX, end = 0;
+    double tokens = 0;
+    for (int i = 0; i < n; i++) {
+        if (c[i].first_ns < begin) begin = c[i].first_ns;
+        if (c[i].last_ns > end) end = c[i].last_ns;
+        tokens += c[i].seen - 1;
+    }
+    return end > begin ? tokens / ((double)(end - begin) / 1e9) : 0;
 }
 
 static int run_point(struct engine *g, struct point *out, struct err *e) {
@@ -134,15 +153,18 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
     if (!rc) {
         qsort(gaps, n_gaps, sizeof *gaps, by_value);
         qsort(ttft, (size_t)n, sizeof *ttft, by_value);
-        double tokens = (double)(after.n_generated_tokens - before.n_generated_tokens);
+        double tokens = (double)(after.answers.n_tokens - before.answers.n_tokens);
+        uint64_t kernel_kv = after.answers.shallow_bytes - before.answers.shallow_bytes +
+                             after.answers.deep_bytes - before.answers.deep_bytes;
         out->ttft_p50 = at_share(ttft, (size_t)n, 0.5);
         out->ttft_max = ttft[n - 1];
         out->itl_p50 = at_share(gaps, n_gaps, 0.5);
         out->itl_p99 = at_share(gaps, n_gaps, 0.99);
         out->prompt_rate = (double)n * out->prompt / ((double)(first - start) / 1e9);
-        out->decode_rate = last > first ? (double)n_full / ((double)(last - first) / 1e9) : 0;
-        out->kv_bytes =
-            (double)(after.kv_bytes_read - before.kv_bytes_read) / (tokens > 0 ? tokens : 1);
+        out->overlap = last > first && n_full > 0;
+        out->decode_rate =
+            out->overlap ? (double)n_full / ((double)(last - first) / 1e9) : whole_rate(clients, n);
+        out->kernel_kv = tokens > 0 ? (double)kernel_kv / tokens : 0;
         out->resident = after.resident_bytes;
     }
     free(gaps);
@@ -174,13 +196,14 @@ static void print_json(const struct point *p, int n, const struct engine *g) {
             "%s\n  {\"prompt_tokens\": %d, \"batch\": %d, \"tokens\": %d, \"ttft_p50_ms\": %.3f, "
             "\"ttft_max_ms\": %.3f, \"tpot_ms\": %.3f, \"itl_p50_ms\": %.3f, \"itl_p99_ms\": %.3f, "
             "\"prompt_tokens_per_s\": %.2f, \"decode_tokens_per_s\": %.2f, "
-            "\"kv_bytes_read_per_token\": %.0f, \"kv_shallow_bytes_per_token\": %.0f, "
+            "\"decode_overlap\": %s, \"kv_bytes_read_per_token\": %.0f, "
+            "\"kv_shallow_bytes_per_token\": %.0f, "
             "\"kv_deep_bytes_per_token\": %.0f, \"blocks\": %d, \"kept_blocks\": %d, "
             "\"resident_bytes\": %zu}",
             i ? "," : "", p[i].prompt, p[i].batch, p[i].n_tokens, p[i].ttft_p50, p[i].ttft_max,
             p[i].tpot, p[i].itl_p50, p[i].itl_p99, p[i].prompt_rate, p[i].decode_rate,
-            p[i].kv_bytes, p[i].kv_shallow, p[i].kv_deep, p[i].n_blocks, p[i].n_kept,
-            p[i].resident);
+            p[i].overlap ? "true" : "false", p[i].kernel_kv, p[i].kv_shallow, p[i].kv_deep,
+            p[i].n_blocks, p[i].n_kept, p[i].resident);
     strbuf_append_str(&b, "\n]}\n");
     fwrite(b.data, 1, b.n, stdout);
     strbuf_deinit(&b);
@@ -195,34 +218,78 @@ static void print_point(const struct point *p) {
            cmd_bytes((double)p->resident));
 }
 
+/* A sparse cell where nothing was said: what `observed` keeps of a long prompt. */
+static void sparse_defaults(struct target_settings *s) {
+    if (s->selector == TARGET_UNSET) s->selector = TARGET_OBSERVED;
+    if (s->keep == TARGET_UNSET && s->keep_blocks == TARGET_UNSET)
+        s->keep_blocks = GRID_KEEP_BLOCKS;
+}
+
+/* Check what the grid needs and run it; o->depths and o->batches are set. */
+static int run_grid(const struct options *po, struct engine_flags *f,
+                    struct bench_grid_options *o) {
+    struct err e = {0};
+    struct engine *g;
+    o->sparse = f->o.sparse;
+    sparse_defaults(&o->sparse);
+    if (o->kind && !bench_question_exists(o->kind))
+        return options_error(po, "--kind: '%s' is not one of summary, extract, continue, quote",
+                             o->kind);
+    if (o->sparse.selector == TARGET_OFF)
+        return options_error(po, "--sparse off leaves --grid no sparse cells");
+    if (f->o.draft_tokens == 0)
+        return options_error(po, "--draft-tokens 0 leaves --grid no cells with speculation");
+    if (!f->o.draft_path && !f->o.lookup)
+        return options_error(po, "--grid needs a --draft or prompt lookup");
+    int rc = cmd_open_engine(&g, &f->o, &e);
+    if (rc) return cmd_fail(&e);
+    rc = bench_grid(g, o, &e);
+    engine_close(g);
+    return rc ? cmd_fail(&e) : 0;
+}
+
 int cmd_bench(int argc, char **argv) {
     struct engine_flags f;
-    const char *prompts = "512", *batches = "1,4";
-    int n_tokens = 64, n_repeats = 7;
+    static struct bench_grid_options grid;
+    const char *prompts = NULL, *batches = NULL;
+    int n_tokens = 64, n_repeats = 0;
     double temperature = 0;
     const char *kind = NULL;
-    bool json = false, spec = false;
+    bool json = false, spec = false, with_grid = false;
     engine_flags_init(&f);
     const struct option table[] = {
         ENGINE_FLAGS(&f),
         {OPTION_GROUP, "Bench", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
-        {OPTION_STRING, "prompt-tokens", "n-prompt", 'p', &prompts, "LIST", 0, 0,
-         "prompt lengths, as 512,4096", "512"},
+        {OPTION_STRING, "prompt-tokens", "n-prompt depth", 'p', &prompts, "LIST", 0, 0,
+         "prompt lengths, as 512,4096", "512, with --grid 4096"},
         {OPTION_STRING, "batch", "npl", 0, &batches, "LIST", 0, 0, "sequences at once, as 1,8",
-         "1,4"},
+         "1,4, with --grid 1"},
         {OPTION_INT, "tokens", "n-gen", 'n', &n_tokens, "N", 2, 100000,
          "tokens that each generates", "64"},
         {OPTION_FLAG, "spec", NULL, 0, &spec, NULL, 0, 0,
          "what speculation gains: eight kinds of prompts, off against fixed draft lengths, lookup "
          "and auto",
          NULL},
-        {OPTION_INT, "repeats", NULL, 0, &n_repeats, "N", 1, 101,
-         "with --spec: runs of each, interleaved; medians are shown", "7"},
+        {OPTION_FLAG, "grid", NULL, 0, &with_grid, NULL, 0, 0,
+         "{speculation off, on} x {dense, sparse} on long prompts: each gain, their product, both "
+         "together; sparse cells by --sparse (observed), --keep-blocks (32)",
+         NULL},
+        {OPTION_INT, "repeats", NULL, 0, &n_repeats, "N", 1, GRID_MAX_REPEATS,
+         "with --spec, --grid: runs of each, interleaved; medians are shown", "7, 5"},
         {OPTION_STRING, "kind", NULL, 0, &kind, "NAME", 0, 0,
-         "with --spec: only this one (chat, code, summary, edit, list, translation, maths, story)",
+         "only this one (--spec: chat, code, summary, edit, list, translation, maths, story; "
+         "--grid: summary, extract, continue, quote)",
          "all"},
         {OPTION_DOUBLE, "temperature", "temp", 0, &temperature, "T", 0, 100,
-         "with --spec: of the answers (0: greedy)", "0"},
+         "with --spec, --grid: of the answers (0: greedy)", "0"},
+        {OPTION_STRING, "text", NULL, 0, &grid.text, "NAME", 0, 0,
+         "with --grid: what the prompts are cut from: code, dialogue, fiction, news, technical "
+         "(shipped), or a file",
+         "all shipped ones"},
+        {OPTION_FLAG, "cold", NULL, 0, &grid.cold, NULL, 0, 0,
+         "with --grid: every turn computes its prompts; else the first alone does", NULL},
+        {OPTION_STRING, "html", NULL, 0, &grid.html_path, "FILE", 0, 0,
+         "with --grid: a page with plots as well", NULL},
         {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0,
          "one JSON object on stdout instead of the table", NULL},
         {0},
@@ -236,6 +303,8 @@ int cmd_bench(int argc, char **argv) {
     int rc = options_parse(&o, argc, argv);
     if (rc < 0) rc = engine_flags_finish(&f, &o);
     if (rc >= 0) return rc;
+    if (!prompts) prompts = with_grid ? "4096" : "512";
+    if (!batches) batches = with_grid ? "1" : "1,4";
     int lengths[MAX_POINTS], sizes[MAX_POINTS];
     int n_lengths = parse_list(prompts, 1, MODEL_MAX_CONTEXT, lengths);
     int n_sizes = parse_list(batches, 1, MAX_BATCH, sizes), most = 1;
@@ -245,7 +314,25 @@ int cmd_bench(int argc, char **argv) {
         return options_error(&o, "--batch: '%s' is not a list of 1..%d", batches, MAX_BATCH);
     for (int i = 0; i < n_sizes; i++) most = sizes[i] > most ? sizes[i] : most;
     if (!f.o.max_seqs) f.o.max_seqs = most;
-    if (kind && !spec) return options_error(&o, "--kind belongs to --spec");
+    if (spec && with_grid) return options_error(&o, "--spec and --grid exclude each other");
+    if (kind && !spec && !with_grid) return options_error(&o, "--kind belongs to --spec or --grid");
+    if (!with_grid && (grid.text || grid.html_path || grid.cold))
+        return options_error(&o, "--%s belongs to --grid",
+                             grid.text        ? "text"
+                             : grid.html_path ? "html"
+                                              : "cold");
+    if (with_grid) {
+        memcpy(grid.depths, lengths, sizeof lengths);
+        memcpy(grid.batches, sizes, sizeof sizes);
+        grid.n_depths = n_lengths;
+        grid.n_batches = n_sizes;
+        grid.n_tokens = n_tokens;
+        grid.n_repeats = n_repeats ? n_repeats : 5;
+        grid.temperature = temperature;
+        grid.kind = kind;
+        grid.json = json;
+        return run_grid(&o, &f, &grid);
+    }
     if (kind && !bench_kind_exists(kind))
         return options_error(&o,
                              "--kind: '%s' is not one of chat, code, summary, edit, list, "
@@ -257,7 +344,8 @@ int cmd_bench(int argc, char **argv) {
     if (rc) return cmd_fail(&e);
     if (!json && engine_is_dummy(g)) printf("%s\n", engine_model_name(g));
     if (spec) {
-        struct bench_spec_options so = {n_tokens, n_repeats, temperature, kind, json};
+        struct bench_spec_options so = {n_tokens, n_repeats ? n_repeats : 7, temperature, kind,
+                                        json};
         rc = bench_spec(g, &so, &e);
         engine_close(g);
         return rc ? cmd_fail(&e) : 0;
