@@ -105,9 +105,32 @@ int model_open_tokenizer(struct tokenizer **out, const struct model_source *src,
     if (g) rc = tokenizer_open_gguf(out, g, &why);
     else if (folder) rc = tokenizer_open_hf(out, folder, &why);
     else err_raise(&why, rc, "a config.json alone brings no tokenizer");
-    if (rc == E_NOT_FOUND && dummy)
-        return tokenizer_open_bytes(out, model_source_config(src)->vocab, e);
-    return rc ? err_raise(e, rc, "%s: tokenizer: %s", model_source_path(src), why.message) : 0;
+    int vocab = model_source_config(src)->vocab;
+    if (rc == E_NOT_FOUND && dummy) return tokenizer_open_bytes(out, vocab, e);
+    if (rc) return err_raise(e, rc, "%s: tokenizer: %s", model_source_path(src), why.message);
+    /* No tensor's shape speaks for the config's number here. */
+    int n = n_used(&(*out)->vocab);
+    if (!dummy || n <= vocab) return 0;
+    tokenizer_close(*out);
+    *out = NULL;
+    return err_raise(e, E_INVALID,
+                     "%s: the tokenizer has %d tokens, vocab_size is %d: tokens without a row of "
+                     "the embedding; is it another model's tokenizer?",
+                     model_source_path(src), n, vocab);
+}
+
+/* A head that can say nothing but the end has nothing to propose, and nothing at all to draw where
+ * min_tokens holds end tokens back. */
+static int check_head(const struct model_source *draft, const struct tokenizer *t, struct err *e) {
+    const int32_t *ids = model_source_head_ids(draft);
+    int n = model_source_config(draft)->n_head;
+    for (int i = 0; i < n && ids; i++)
+        if (!tokenizer_is_eog(t, ids[i])) return 0;
+    return ids ? err_raise(e, E_INVALID,
+                           "the draft's head of %d tokens holds end tokens alone: it could propose "
+                           "nothing else",
+                           n)
+               : 0;
 }
 
 /* Rows of the embedding that tokens need; what the target lacks itself, a draft may lack too. */
@@ -126,13 +149,14 @@ int model_check_pair(const struct model_source *target, const struct tokenizer *
     if (tc->borrows_embedding || tc->n_head < tc->vocab)
         return err_raise(e, E_INVALID, "the target %s is itself a draft (keys tandem.draft.*)",
                          model_source_path(target));
+    ASSERT(target_tokenizer);
     int rc = model__check_borrow(draft, target, e);
+    if (!rc) rc = check_head(draft, target_tokenizer, e);
     if (!rc) rc = model__check_embedding(draft, target, e);
     if (rc) return rc;
     /* The embedding proves the vocabulary; a tokenizer that is there all the same must agree. */
     if (dc->borrows_embedding && !gguf_has(model_source_gguf(draft), "tokenizer.ggml.tokens"))
         return 0;
-    ASSERT(target_tokenizer);
     struct tokenizer *t = NULL;
     rc = model_open_tokenizer(&t, draft, e);
     if (rc) return rc;

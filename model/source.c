@@ -100,19 +100,39 @@ static int open_gguf(struct model_source *s, struct err *e) {
     return rc ? err_prefix(e, rc, "%s", s->path) : 0;
 }
 
+static int read_dtype(const char *key, const json_t *value, enum kern_dtype *out, struct err *e) {
+    static const struct {
+        const char *name;
+        enum kern_dtype type;
+    } names[] = {{"float32", KERN_F32},   {"float", KERN_F32},   {"auto", KERN_F32},
+                 {"bfloat16", KERN_BF16}, {"float16", KERN_F16}, {"half", KERN_F16}};
+    const char *type = json_string_value(value);
+    *out = KERN_F32;
+    if (!value || json_is_null(value)) return 0;
+    if (!type)
+        return err_raise(e, E_FORMAT, "%s is no string; expected \"bfloat16\" or the like", key);
+    if (!strncmp(type, "torch.", 6)) type += 6;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(type, names[i].name) != 0) continue;
+        *out = names[i].type;
+        return 0;
+    }
+    return err_raise(e, E_UNSUPPORTED, "%s is \"%.40s\": not one of float32, float16, bfloat16",
+                     key, type);
+}
+
 /* The type that a config.json promises for its weights: torch_dtype, dtype in newer files; f32 as
  * in transformers where neither is there. */
 static int promised_dtype(const struct file *config, enum kern_dtype *out, struct err *e) {
     json_t *root;
     int rc = json__parse_object(&root, (const char *)config->data, config->bytes, e);
     if (rc) return rc;
-    const char *type = json_string_value(json_object_get(root, "torch_dtype"));
-    if (!type) type = json_string_value(json_object_get(root, "dtype"));
-    *out = KERN_F32;
-    if (type && strstr(type, "bfloat16")) *out = KERN_BF16;
-    else if (type && strstr(type, "float16")) *out = KERN_F16;
+    const char *key = "torch_dtype";
+    const json_t *value = json_object_get(root, key);
+    if (!value || json_is_null(value)) value = json_object_get(root, key = "dtype");
+    rc = read_dtype(key, value, out, e);
     json_decref(root);
-    return 0;
+    return rc;
 }
 
 static int read_config(struct model_source *s, const char *path, struct err *e) {

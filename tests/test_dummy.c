@@ -5,6 +5,7 @@
  * parameters. */
 #include "tests/harness.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -304,6 +305,75 @@ static void test_dummy_engine_refusals(void) {
     clean(in, path);
 }
 
+/* What a config says of its type is a name that is known, or nothing. */
+static void test_dummy_torch_dtype(void) {
+    static const struct {
+        const char *type, *said; /* said NULL: taken */
+    } cases[] = {
+        {"bfloat16", NULL},
+        {"torch.float16", NULL},
+        {"auto", NULL},
+        {"float8_e4m3fn",
+         "torch_dtype is \"float8_e4m3fn\": not one of float32, float16, bfloat16"},
+        {"floaty", "torch_dtype is \"floaty\""},
+        {"", "torch_dtype is \"\""},
+        {NULL, "torch_dtype is no string"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *in = make_folder();
+        const char *path = write_config(in, "llama", 300, cases[i].type ? cases[i].type : "12");
+        struct model_source *s = NULL;
+        struct err e = {0};
+        if (!cases[i].type) { /* the number itself */
+            char text[1024] = "", *at;
+            FILE *f = fopen(path, "r+");
+            assert_non_null(f);
+            text[fread(text, 1, sizeof text - 1, f)] = 0;
+            assert_non_null(at = strstr(text, "\"12\""));
+            memcpy(at, " 12 ", 4);
+            rewind(f);
+            assert_int_equal(fwrite(text, 1, strlen(text), f), strlen(text));
+            assert_int_equal(fclose(f), 0);
+        }
+        int rc = model_source_open_dummy(&s, in, KERN_N_DTYPES, &e);
+        if (cases[i].said) {
+            assert_true(rc == E_UNSUPPORTED || rc == E_FORMAT);
+            if (!strstr(e.message, cases[i].said)) fail_msg("%s", e.message);
+        } else {
+            assert_ok(rc, e);
+            model_source_close(s);
+        }
+        clean(in, path);
+    }
+}
+
+/* A tokenizer beside a config that has no rows for its tokens is another model's. */
+static void test_dummy_large_tokenizer(void) {
+    for (int vocab = 100; vocab <= 100000; vocab += 99900) {
+        const char *in = make_folder(), *path = write_config(in, "llama", vocab, "bfloat16");
+        char link[128], target[PATH_MAX];
+        struct model_source *s;
+        struct tokenizer *t = NULL;
+        struct err e = {0};
+        snprintf(link, sizeof link, "%s/tokenizer.json", in);
+        assert_non_null(realpath(test_golden("hf_gpt-2.json"), target));
+        assert_int_equal(symlink(target, link), 0);
+        assert_ok(model_source_open_dummy(&s, in, KERN_N_DTYPES, &e), e);
+        int rc = model_open_tokenizer(&t, s, &e);
+        if (vocab == 100) {
+            assert_int_equal(rc, E_INVALID);
+            assert_null(t);
+            if (!strstr(e.message, "vocab_size is 100")) fail_msg("%s", e.message);
+        } else {
+            assert_ok(rc, e);
+            tokenizer_close(t);
+        }
+        model_source_close(s);
+        unlink(link);
+        clean(in, path);
+    }
+}
+
 /* A GGUF file gives shapes, types and its tokenizer: the weights are others. */
 static void test_dummy_gguf(void) {
     struct tiny_options t;
@@ -404,6 +474,8 @@ const struct test tests[] = {
     {"dummy_bench_configs", TEST_QUICK, 60000, test_dummy_bench_configs},
     {"dummy_engine", TEST_QUICK, 120000, test_dummy_engine},
     {"dummy_engine_refusals", TEST_QUICK, 60000, test_dummy_engine_refusals},
+    {"dummy_torch_dtype", TEST_QUICK, 10000, test_dummy_torch_dtype},
+    {"dummy_large_tokenizer", TEST_QUICK, 10000, test_dummy_large_tokenizer},
     {"dummy_gguf", TEST_QUICK, 60000, test_dummy_gguf},
     {"dummy_pair", TEST_QUICK, 60000, test_dummy_pair},
     {"dummy_tokenizer", TEST_QUICK, 60000, test_dummy_tokenizer},

@@ -26,7 +26,7 @@ struct words {
     bool spm;
     const char *pre;   /* of byte-level BPE */
     const char *merge; /* NULL: none */
-    int n_head;        /* 0: no list of ids */
+    int n_head;        /* 0: no list of ids; -1: of token 5 alone */
 };
 
 /* The target of every case. */
@@ -42,7 +42,7 @@ static const char *write_words(const struct words *w) {
     struct strbuf b = {0};
     uint64_t n = 0;
     while (n < MAX_TOKENS && w->text[n]) n++;
-    int keys = 12 + (w->bos >= 0) + (w->eos >= 0) + (w->eot >= 0) + (w->n_head > 0);
+    int keys = 12 + (w->bos >= 0) + (w->eos >= 0) + (w->eot >= 0) + (w->n_head != 0);
     put_header(&b, 3, 0, (uint64_t)keys);
     put_key_str(&b, "general.architecture", "llama");
     put_key_u32(&b, "llama.block_count", 2);
@@ -70,8 +70,9 @@ static const char *write_words(const struct words *w) {
     if (w->eos >= 0) put_key_u32(&b, "tokenizer.ggml.eos_token_id", (uint32_t)w->eos);
     if (w->eot >= 0) put_key_u32(&b, "tokenizer.ggml.eot_token_id", (uint32_t)w->eot);
     if (w->n_head) {
-        put_array(&b, "tandem.draft.head_ids", GGUF_U32, (uint64_t)w->n_head);
-        for (int i = 0; i < w->n_head; i++) put_little(&b, (uint64_t)i, 4);
+        int n_ids = w->n_head > 0 ? w->n_head : 1;
+        put_array(&b, "tandem.draft.head_ids", GGUF_U32, (uint64_t)n_ids);
+        for (int i = 0; i < n_ids; i++) put_little(&b, w->n_head > 0 ? (uint64_t)i : 5, 4);
     }
     b.data[16] = (char)keys;
     int fd = mkstemps(path, 5);
@@ -223,6 +224,18 @@ static const struct {
     {"rows for half of the tokens",
      {BASE_TEXT, BASE_TYPE, 4, 5, -1, 3, false, "smollm", "a b", 0},
      "the draft's embedding has 3 rows for 6 tokens"},
+    {"a head of end tokens",
+     {{"a", "b", "\xc3\xb0", "ab", "<|im_start|>", "<|im_end|>"},
+      BASE_TYPE,
+      4,
+      5,
+      -1,
+      6,
+      false,
+      "smollm",
+      "a b",
+      -1},
+     "the draft's head of 1 tokens holds end tokens alone"},
 };
 
 static void test_pair_names_the_difference(void) {
