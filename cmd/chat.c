@@ -105,20 +105,12 @@ static void set_system(struct chat *c, const char *text) {
 
 /* ---- An answer ---- */
 
-/* A model's text must not command the terminal: control characters but newline and tab are not sent
- * to one. */
 static void print_text(const struct chat *c, const char *s, size_t n) {
-    if (!c->tty) {
-        fwrite(s, 1, n, stdout);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        unsigned char b = (unsigned char)s[i];
-        bool c1 = b == 0xc2 && i + 1 < n && (unsigned char)s[i + 1] >= 0x80 &&
-                  (unsigned char)s[i + 1] <= 0x9f;
-        if (c1) i++;
-        else if (b >= 0x20 ? b != 0x7f : b == '\n' || b == '\t') putchar(b);
-    }
+    struct strbuf safe = {0};
+    if (c->tty) terminal_append(&safe, s, n);
+    if (!c->tty) fwrite(s, 1, n, stdout);
+    else if (safe.n) fwrite(safe.data, 1, safe.n, stdout);
+    strbuf_deinit(&safe);
 }
 
 static void on_tokens(void *arg, const struct client_piece *p) {

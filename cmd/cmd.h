@@ -20,6 +20,10 @@ int cmd_tokenize(int argc, char **argv);
 /* Print "error: <message>" to stderr, return 1. */
 int cmd_fail(const struct err *e);
 
+/* An error of opening or planning about a file that is not there: say which option named it. rc as
+ * it was. */
+int cmd_name_option(const struct engine_options *o, int rc, struct err *e);
+
 /* engine_open with a progress bar, the start-up lines (model, device, memory table, pool) on
  * stderr. */
 int cmd_open_engine(struct engine **out, const struct engine_options *o, struct err *e);

@@ -44,6 +44,22 @@ static int finish_speculation(struct engine_flags *f, const struct options *o) {
     return -1;
 }
 
+/* What was typed and does nothing is said, not swallowed. */
+static void warn_idle(const struct engine_flags *f, bool asked_most) {
+    const struct engine_options *e = &f->o;
+    bool lonely = !e->draft_path && !e->lookup;
+    if (e->draft_window != 0 && !e->draft_path)
+        log_warn("--draft-window %d does nothing without --draft", e->draft_window);
+    if (lonely && f->draft_tokens && e->draft_tokens != 0)
+        log_warn("--draft-tokens %s does nothing: --no-lookup and no --draft leave nobody to "
+                 "propose",
+                 f->draft_tokens);
+    if (asked_most && (lonely || e->draft_tokens == 0))
+        log_warn("--max-draft-tokens %d does nothing %s", e->max_draft_tokens,
+                 lonely ? "without --draft and with --no-lookup"
+                        : "with --draft-tokens 0 unless a request asks for more");
+}
+
 int engine_flags_finish(struct engine_flags *f, const struct options *o) {
     if (!f->o.model_path) return options_error(o, "--model is needed");
     if (!strcmp(f->precision, "f32") || !strcmp(f->precision, "reference"))
@@ -55,10 +71,12 @@ int engine_flags_finish(struct engine_flags *f, const struct options *o) {
         return options_error(o, "--load-format: '%s' is neither auto nor dummy", f->load_format);
     if (f->o.dummy_type && !f->o.dummy_weights)
         return options_error(o, "--dummy-type belongs to --load-format dummy");
+    bool asked_most = f->o.max_draft_tokens > 0;
     int rc = finish_speculation(f, o);
     if (rc < 0) rc = sparsity_flags_finish(&f->sparsity, o);
     if (rc >= 0) return rc;
     f->o.sparse = f->sparsity.s;
     if (f->quiet) log_set_level(LOG_ERROR);
+    warn_idle(f, asked_most);
     return -1;
 }

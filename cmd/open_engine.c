@@ -2,6 +2,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "cmd/cmd.h"
@@ -34,11 +35,18 @@ static void log_speculation(const struct engine *g, const struct engine_options 
     else log_info("speculation: none, without a draft and prompt lookup");
 }
 
+int cmd_name_option(const struct engine_options *o, int rc, struct err *e) {
+    if (rc != E_NOT_FOUND && rc != E_IO) return rc;
+    bool model = o->model_path && access(o->model_path, R_OK) != 0;
+    bool draft = o->draft_path && access(o->draft_path, R_OK) != 0;
+    return model ? err_prefix(e, rc, "--model") : draft ? err_prefix(e, rc, "--draft") : rc;
+}
+
 int cmd_open_engine(struct engine **out, const struct engine_options *o, struct err *e) {
     struct log_progress bar = {0};
     int rc = engine_open(out, o, show_progress, &bar, e);
     if (bar.what) log_progress_end(&bar);
-    if (rc) return rc;
+    if (rc) return cmd_name_option(o, rc, e);
     /* Whatever else is quiet: nobody shall take these answers for a model's. */
     if (engine_is_dummy(*out))
         fprintf(stderr,

@@ -41,7 +41,9 @@ int cmd_plan(int argc, char **argv) {
                         .usage = "tandem plan MODEL [DRAFT] [options]",
                         .about = "Say what a model (and a draft) reserves, byte by byte, and what "
                                  "fits then. Reads headers\n"
-                                 "or a config.json; no weights and no GPU are needed.",
+                                 "or a config.json; no weights and no GPU are needed. For --device "
+                                 "cuda the build must\n"
+                                 "have the CUDA backend: how weights lie there is its own.",
                         .table = table,
                         .max_words = 2};
     int rc = options_parse(&o, argc, argv);
@@ -53,7 +55,10 @@ int cmd_plan(int argc, char **argv) {
     struct err e = {0};
     struct plan plan;
     rc = engine_plan(&plan, &f.o, memory, &e);
-    if (rc) return cmd_fail(&e);
+    if (rc) {
+        cmd_name_option(&f.o, rc, &e);
+        return cmd_fail(&e);
+    }
     struct strbuf out = {0};
     if (json) plan_render_json(&plan, &out);
     else plan_render_text(&plan, &out);

@@ -15,6 +15,7 @@
 #include "cmd/sampling_flags.h"
 #include "cmd/sparsity.h"
 #include "cmd/speculation.h"
+#include "cmd/terminal.h"
 #include "cmd/text.h"
 
 /* Ctrl-C cancels the answer. A handler may not take a mutex, so a thread waits for the signal and
@@ -82,7 +83,8 @@ struct view {
 static void append(struct strbuf *out, struct view *v, const struct strbuf *piece, bool drafted) {
     if (piece->n == 0) return;
     strbuf_append_str(out, speculation_mark(&v->marks, drafted));
-    strbuf_append(out, piece->data, piece->n);
+    if (v->marks.tty) terminal_append(out, piece->data, piece->n);
+    else strbuf_append(out, piece->data, piece->n);
 }
 
 /* Stream the answer to stdout until it is finished; the exit code. */
@@ -103,7 +105,9 @@ static int stream(struct engine *g, struct engine_request *r, struct interrupt *
             append(&sink, v, &piece, p.drafted && p.drafted[done]);
         }
         if (p.finish) {
-            verify_text_finish(&text, &sink);
+            strbuf_clear(&piece);
+            verify_text_finish(&text, &piece);
+            append(&sink, v, &piece, v->marks.on);
             strbuf_append_str(&sink, speculation_mark(&v->marks, false));
         }
         if (sink.n) fwrite(sink.data, 1, sink.n, stdout);

@@ -17,6 +17,16 @@ void terminal_quiet(void) {
     if (tcsetattr(STDIN_FILENO, TCSADRAIN, &t) != 0) quiet = 0;
 }
 
+void terminal_append(struct strbuf *out, const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        unsigned char b = (unsigned char)s[i];
+        bool c1 = b == 0xc2 && i + 1 < n && (unsigned char)s[i + 1] >= 0x80 &&
+                  (unsigned char)s[i + 1] <= 0x9f;
+        if (c1) i++;
+        else if (b >= 0x20 ? b != 0x7f : b == '\n' || b == '\t') strbuf_append_char(out, s[i]);
+    }
+}
+
 void terminal_restore(bool colours) {
     static const char plain[] = "\033[0m";
     int saved = errno;

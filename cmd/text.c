@@ -28,7 +28,7 @@ int cmd_text(struct strbuf *out, const char *word, const char *file, struct err 
     if (file && strcmp(file, "-") != 0) {
         struct file f;
         int rc = file_read(&f, file, TEXT_LIMIT, e);
-        if (rc) return rc;
+        if (rc) return err_prefix(e, rc, "--file");
         strbuf_append(out, f.data, f.bytes);
         file_close(&f);
         return 0;

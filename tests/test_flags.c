@@ -8,7 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "cmd/engine_flags.h"
+#include "cmd/terminal.h"
 #include "cmd/text.h"
 
 enum { MAX_WORDS = 16 };
@@ -181,6 +183,53 @@ static void test_flags_refused(void) {
     }
 }
 
+/* What does nothing is said. */
+static void test_flags_idle(void) {
+    static const struct {
+        const char *line, *said; /* NULL: nothing */
+    } cases[] = {
+        {"-m t", NULL},
+        {"-m t --draft d --draft-window 128 --draft-tokens 4 --no-lookup", NULL},
+        {"-m t --draft-tokens 4 --max-draft-tokens 6", NULL},
+        {"-m t --draft-window 128", "--draft-window 128 does nothing without --draft\n"},
+        {"-m t --no-lookup --draft-tokens 4", "--draft-tokens 4 does nothing"},
+        {"-m t --no-lookup --draft-tokens auto", "--draft-tokens auto does nothing"},
+        {"-m t --no-lookup --draft-tokens 0", NULL},
+        {"-m t --no-lookup --max-draft-tokens 4", "--max-draft-tokens 4 does nothing"},
+        {"-m t --draft d --draft-tokens 0 --max-draft-tokens 4",
+         "--max-draft-tokens 4 does nothing"},
+        {"-m t --no-lookup --draft-tokens 4 --quiet", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct engine_flags f;
+        char said[2000];
+        log_set_level(LOG_INFO);
+        assert_int_equal(parse(&f, cases[i].line, said, sizeof said), -1);
+        if (cases[i].said ? !strstr(said, cases[i].said) : said[0] != 0)
+            fail_msg("%s: %s", cases[i].line, said);
+    }
+}
+
+/* A model's text on a terminal: no command survives, every character does. */
+static void test_flags_terminal_text(void) {
+    static const char *const cases[][2] = {
+        {"plain\ttext\n", "plain\ttext\n"},
+        {"\033[31mred\033[0m\a\b\r", "[31mred[0m"},
+        {"\xc2\x9b"
+         "2J\xc2\x85x\x7f",
+         "2Jx"},
+        {"\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82\xc2\xa0",
+         "\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82\xc2\xa0"},
+        {"\xc2", "\xc2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct strbuf b = {0};
+        terminal_append(&b, cases[i][0], strlen(cases[i][0]));
+        assert_string_equal(b.data, cases[i][1]);
+        strbuf_deinit(&b);
+    }
+}
+
 static void test_flags_help(void) {
     static char said[20000];
     struct engine_flags f;
@@ -197,6 +246,8 @@ const struct test tests[] = {
     {"flags_draft", TEST_QUICK, 2000, test_flags_draft},
     {"flags_numbers", TEST_QUICK, 2000, test_flags_numbers},
     {"flags_refused", TEST_QUICK, 2000, test_flags_refused},
+    {"flags_idle", TEST_QUICK, 2000, test_flags_idle},
+    {"flags_terminal_text", TEST_QUICK, 2000, test_flags_terminal_text},
     {"flags_help", TEST_QUICK, 2000, test_flags_help},
     {0},
 };
