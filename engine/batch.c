@@ -8,10 +8,14 @@
 #include "base/rng.h"
 #include "engine/engine_private.h"
 
+static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) {
+    return k->ops->accept_scratch_bytes(k, z->caps.max_seqs, z->vocab);
+}
+
 /* Bytes of each part, where `s` is not NULL, and every pointer of b. All counts are bounded: rows
  * and sequences by engine__sizes, vocab and blocks by the model's config. */
 static void layout(struct engine_batch *b, struct model_carve *c, const struct engine_sizes *z,
-                   size_t scratch, struct engine_sizes *s) {
+                   const struct kern *k, struct engine_sizes *s) {
     size_t seqs = (size_t)z->caps.max_seqs, logits = (size_t)z->caps.max_logits;
     size_t vocab = (size_t)z->vocab, start = c->dev_used;
     model_batch_arrays(&b->pass, c, &z->caps, z->n_groups);
@@ -27,7 +31,7 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     model_carve_array(c, &b->n_accepted, seqs, sizeof(int32_t));
     model_carve_array(c, &b->drawn, seqs * (size_t)z->o.max_draft_tokens, sizeof(int32_t));
     model_carve_array(c, &b->sampled, logits, sizeof(struct kern_sampled));
-    b->scratch = model_carve_dev(c, scratch);
+    b->scratch = model_carve_dev(c, scratch_bytes(z, k));
     if (s) s->sample_bytes = c->dev_used - start;
     start = c->dev_used;
     size_t n_mass = seqs * (size_t)z->caps.max_blocks;
@@ -36,19 +40,18 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     b->no_mass = model_carve_host(c, n_mass * sizeof(float));
     if (s) s->selection_bytes = c->dev_used - start;
     start = c->dev_used;
+    engine__states_layout(&b->states, c, z, k);
+    if (s) s->states_bytes = c->dev_used - start;
+    start = c->dev_used;
     b->dev_prompt_count = model_carve_dev(c, seqs * vocab * sizeof(uint16_t));
     b->dev_output_count = model_carve_dev(c, seqs * vocab * sizeof(uint16_t));
     if (s) s->history_bytes = c->dev_used - start;
 }
 
-static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) {
-    return k->ops->accept_scratch_bytes(k, z->caps.max_seqs, z->vocab);
-}
-
 void engine__batch_sizes(struct engine_sizes *s, const struct kern *k) {
     struct engine_batch none = {0};
     struct model_carve c = {0};
-    layout(&none, &c, s, scratch_bytes(s, k), s);
+    layout(&none, &c, s, k, s);
     s->batch_host_bytes = c.host_used + (size_t)s->vocab * sizeof *none.count;
 }
 
@@ -57,19 +60,19 @@ int engine__batch_open(struct engine *g, struct err *e) {
     const struct engine_sizes *z = &g->sizes;
     const struct kern_ops *ops = g->kern->ops;
     struct model_carve c = {0};
-    size_t scratch = scratch_bytes(z, g->kern);
-    layout(b, &c, z, scratch, NULL);
+    layout(b, &c, z, g->kern, NULL);
     int rc = ops->reserve(g->kern, c.dev_used, &b->dev_block_base, e);
     if (!rc) rc = ops->host_reserve(g->kern, c.host_used, &b->host_block, e);
     if (rc) return err_prefix(e, rc, "buffers of a step");
     b->count = malloc((size_t)z->vocab * sizeof *b->count);
     if (!b->count) return err_raise(e, E_NOMEM, "no memory for the buffers of a step");
     c = (struct model_carve){.host = b->host_block, .dev = b->dev_block_base};
-    layout(b, &c, z, scratch, NULL);
+    layout(b, &c, z, g->kern, NULL);
     return model_batch_init(&b->pass, g->kern, e);
 }
 
 void engine__batch_close(struct engine *g) {
+    if (g->sizes.state_cols > 0) g->kern->ops->sync(g->kern, NULL); /* the last step's notes */
     g->kern->ops->unreserve(g->kern, g->batch.dev_block_base);
     g->kern->ops->host_unreserve(g->kern, g->batch.host_block);
     free(g->batch.count);
@@ -105,7 +108,7 @@ static void fill_sample(struct engine *g, const struct engine_request *r, int lo
     s->first_recent = first_recent;
     s->n_recent = n_recent;
     s->n_logprobs = r->params.logprobs > 0 ? r->params.logprobs : 0;
-    s->want_logprob = r->params.logprobs >= 0;
+    s->want_logprob = r->params.logprobs >= 0 || engine__sparse_wants_logprob(r);
     if (position - r->n_prompt < r->params.min_tokens) {
         s->n_banned = g->n_eog;
         memcpy(s->banned, g->eog, (size_t)g->n_eog * sizeof *s->banned);
@@ -127,6 +130,8 @@ static int fill_rows(struct engine *g, struct engine_request *r) {
     int row,
         idx = model_batch_add(b, r->ids + r->n_kv, r->n_rows, r->n_kv, !engine__decodes(r), &row);
     int first = r->n_rows - r->n_logits;
+    r->first_row = row;
+    r->pass_idx = idx;
     engine__sparse_mark(g, r, row, idx);
     r->first_logit = b->n_logits;
     r->first_draft = row + first + 1;
@@ -204,6 +209,7 @@ static int put(struct engine *g, struct model_pass *pass, struct err *e) {
     }
     pass->logits = b->dev_logits;
     pass->logits_stride = (size_t)z->vocab;
+    engine__states_tap(g, pass);
     return rc ? rc : put_mass(g, pass, e);
 }
 
@@ -303,4 +309,16 @@ int engine__history_begin(struct engine *g, const struct engine_request *r, stru
     int rc = g->kern->ops->upload(g->kern, b->dev_output_count + at, b->count, bytes, e);
     for (int i = 0; i < r->n_prompt; i++) b->count[r->ids[i]] = 1;
     return rc ? rc : g->kern->ops->upload(g->kern, b->dev_prompt_count + at, b->count, bytes, e);
+}
+
+int engine__history_rewind(struct engine *g, const struct engine_request *r, struct err *e) {
+    struct engine_batch *b = &g->batch;
+    size_t n = (size_t)g->sizes.vocab, bytes = n * sizeof *b->count;
+    memset(b->count, 0, bytes);
+    for (int i = 0; i < r->n_out; i++) {
+        uint16_t *count = &b->count[r->ids[r->n_prompt + i]];
+        *count += *count < UINT16_MAX;
+    }
+    return g->kern->ops->upload(g->kern, b->dev_output_count + (size_t)r->slot * n, b->count, bytes,
+                                e);
 }

@@ -163,9 +163,12 @@ engine_no_draft_name(enum engine_no_draft n); /* "", "no draft model", "off", "d
 /* What SparDA did for one request, docs/sparsity.md. */
 struct engine_sparsity {
     struct target_settings settings; /* nothing unset; selector off: dense by wish */
-    int n_selections;
-    int n_blocks, n_kept; /* of the prefix at the newest selection, reserve and pinned included;
+    int n_selections, n_wide;        /* of these, made wider by surprise */
+    int n_blocks, n_kept; /* of the prompt at the newest selection, reserve and pinned included;
                              equal, or 0 selections: all is read */
+    int n_kept_first;     /* at the first one */
+    int n_cut; /* tokens that verification allowed behind an epoch's end, drawn anew after it */
+    int64_t select_ns; /* time spent in selections; shared ones by requests */
     /* K and V of the positions that its answer's passes had in their lists, once a pass; dense:
      * had the lists held everything. */
     uint64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
@@ -245,8 +248,11 @@ struct engine_stats {
     struct engine_answer_kv answers;                         /* of these bytes, answers' own */
     uint64_t n_sparse_requests;                              /* whose prefix lost blocks */
     uint64_t n_selections, n_blocks_selected, n_blocks_kept; /* blocks: sums over selections */
-    double step_seconds;                                     /* spent in steps */
-    double overhead_seconds; /* of those, in rounds outside the backend's operations */
+    uint64_t n_reselections, n_wide; /* of the selections, inside answers; made by surprise */
+    uint64_t n_cut;                  /* tokens drawn anew behind an epoch's end */
+    double select_seconds;           /* spent in selections, waits for scores included */
+    double step_seconds;             /* spent in steps */
+    double overhead_seconds;         /* of those, in rounds outside the backend's operations */
     struct engine_speculation speculation;
     uint64_t n_draft_starved; /* requests that went on without a draft for want of memory */
     struct engine_histogram ttft, itl, e2e;

@@ -37,7 +37,9 @@ struct engine_sizes {
     struct kvpool_options pool;
     size_t weight_bytes, workspace_bytes;
     /* Parts of the step's buffers. */
-    size_t batch_bytes, logits_bytes, history_bytes, sample_bytes, selection_bytes;
+    size_t batch_bytes, logits_bytes, history_bytes, sample_bytes, selection_bytes, states_bytes;
+    int state_cols;          /* the model's width where states of blocks are kept; 0: nobody asks */
+    bool state_first;        /* and each block's first state, too */
     size_t batch_host_bytes; /* the host's copies */
     bool has_draft;
     int draft_context, draft_layers;
@@ -124,8 +126,13 @@ struct engine_request {
     struct draft_lookup lookup;
     struct draft_rate rate[DRAFT_N_SOURCES];
     struct draft_probe probe;
+    int first_row; /* this step: of its rows, and its index among the pass's sequences */
+    int pass_idx;
     int mass_line; /* this step: line of the batch's masses that its rows filled, -1: none */
     int n_kept;    /* entries of `read` that the epoch kept of sparsity.n_blocks; 0: no epoch */
+    struct target_epoch epoch;
+    bool wants_selection, wants_wide; /* before its next pass */
+    bool counts_more;                 /* its penalty counts hold tokens that were not committed */
     bool news;
     enum engine_finish end; /* what `finish` will be, once on the done list */
     int64_t last_token_ns;
@@ -151,6 +158,15 @@ struct engine_request *engine__list_pop(struct engine_list *l);
 
 /* ---- The batch of a step (batch.c) ---- */
 
+/* States of the select layer and what is kept of them (states.c); nothing where state_cols is 0. */
+struct engine_states {
+    float *state;             /* backend, [max_rows][cols]: entering the select layer, a pass's */
+    float *ring;              /* backend, [max_seqs][KERN_STATE_QUERIES][cols], by slot */
+    struct model_array notes; /* kern_note [max_seqs] */
+    void *scratch;            /* of a score */
+    int n_notes;              /* committed in this step */
+};
+
 struct engine_batch {
     struct model_batch pass;
     /* Uploaded with the pass's own arrays. */
@@ -171,6 +187,7 @@ struct engine_batch {
     struct model_array mass;     /* f32 [max_seqs][max_blocks], by sequence of the pass */
     const float *no_mass;        /* host: as many zeroes */
     int first_mass, end_mass;    /* lines of this pass */
+    struct engine_states states;
     uint64_t kv_bytes_seen[ENGINE_MAX_GROUPS]; /* of kv_bytes, at the last look */
     int n_rounds;
     bool has_penalties; /* some round's tokens are counted */
@@ -207,10 +224,25 @@ void engine__batch_kv_bytes(struct engine *g, uint64_t out[ENGINE_MAX_GROUPS]);
 struct kern_sample engine__sample_of(const struct engine *g, const struct engine_request *r);
 struct kern_history engine__history(const struct engine *g);
 
-/* Penalty counts of a request that was given a slot. What it emits is counted in the backend. */
+/* Penalty counts of a request that was given a slot. What it emits is counted in the backend; where
+ * less of a round was committed than was counted, `rewind` counts the answer anew. */
 int engine__history_begin(struct engine *g, const struct engine_request *r, struct err *e);
+int engine__history_rewind(struct engine *g, const struct engine_request *r, struct err *e);
 
 /* ---- Selection (sparse.c) ---- */
+
+/* Part of the step's buffers: carve, or count where `st` is all zero. */
+void engine__states_layout(struct engine_states *st, struct model_carve *c,
+                           const struct engine_sizes *z, const struct kern *k);
+/* The pass gives its states. */
+void engine__states_tap(const struct engine *g, struct model_pass *pass);
+/* The first n rows of `r` in this pass were committed: remember, and once all were, note them. In
+ * stream order before anything that may take the pages of who left. */
+void engine__states_commit(struct engine *g, const struct engine_request *r, int n);
+int engine__states_note(struct engine *g, struct err *e);
+/* Enqueue scores of all blocks of `r`, which was in this pass, into `out` (backend). */
+int engine__states_score(struct engine *g, const struct engine_request *r, int selector, float *out,
+                         struct err *e);
 
 /* Can this engine do what these settings, over its own, ask for? E_UNSUPPORTED says what it would
  * take. asked: NULL, nothing. */
@@ -228,9 +260,20 @@ uint64_t engine__sparse_owner(const struct engine_request *r);
 /* Mark those of its rows in the pass that `observed` looks at: first_row..., sequence idx. */
 void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row, int idx);
 
-/* After the sync: take in what was seen. Before its first answer token is committed: select. */
+/* After the sync: take in what was seen. Before its first answer token is committed: select, or
+ * ask for it. */
 void engine__sparse_see(struct engine *g, struct engine_request *r);
 void engine__sparse_select(struct engine *g, struct engine_request *r);
+
+/* An answer token of a generated row was committed; logprob: its own. True: its epoch ends here,
+ * nothing behind it may be committed from this pass. */
+bool engine__sparse_token(struct engine_request *r, float logprob);
+/* Most tokens that a round of `r` may commit, >= 1: no round passes an end that is known. */
+int engine__sparse_left(const struct engine_request *r);
+bool engine__sparse_wants_logprob(const struct engine_request *r);
+/* All commits of the step are done and noted: select for those that asked for it. Waits where
+ * scores are needed. */
+int engine__sparse_renew(struct engine *g, struct err *e);
 
 /* Blocks that `r` reads in a layer group: *n_read is the sequence's number of blocks and becomes
  * theirs; NULL: all. */
@@ -351,6 +394,7 @@ struct engine {
     bool calibrates_far, is_calibrated;
     int64_t draft_ns, kernel_ns; /* of this step: in draft passes; in the backend's operations */
     int64_t draft_pass_rows;     /* rows of this step's draft passes */
+    int64_t select_ns;           /* of this step: waiting for scores and selecting */
     struct engine_stats live;
     void (*trace)(void *arg, const struct engine_request *r, int position, const float *logits,
                   int n);

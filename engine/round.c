@@ -30,10 +30,12 @@ void engine__drop_draft(struct engine *g, struct engine_request *r, enum engine_
 
 /* ---- Bids ---- */
 
-/* Most draft tokens that this round may hold: what the request still may emit, less the token that
- * the target adds itself. The same bound keeps every row inside the reservation and the context. */
+/* Most draft tokens that this round may hold: what the request still may emit, in its epoch, less
+ * the token that the target adds itself. The same bound keeps every row inside the reservation and
+ * the context. */
 static int most_tokens(const struct engine *g, const struct engine_request *r) {
     int most = g->sizes.o.max_draft_tokens, left = r->max_tokens - r->n_out - 1;
+    if (engine__sparse_left(r) - 1 < left) left = engine__sparse_left(r) - 1;
     return left < most ? left : most;
 }
 

@@ -91,6 +91,25 @@ static void split_layers(struct engine_sizes *s, const struct model_config *c) {
             .elem_bytes = (int)kern_dtype_block_bytes(s->kv_dtype),
         };
     }
+    /* Every row reads the shallow pages, so they are what is always there. */
+    if (s->state_cols > 0)
+        s->pool.shape[KVPOOL_SHALLOW].state_bytes =
+            (int)kern_plane_bytes(s->state_cols, s->state_first);
+}
+
+/* Are states of blocks to be kept? Only where somebody may ask for them. */
+static int choose_states(struct engine_sizes *s, const struct model_config *c, struct err *e) {
+    struct target_settings none, all;
+    target_settings_unset(&none);
+    all = target_settings_resolve(&s->o.sparse, &none, NULL);
+    if (!target_needs_states(&all) || s->o.select_layer == c->n_layers) return 0;
+    if (s->o.select_layer == 0)
+        return err_raise(
+            e, E_INVALID,
+            "select_layer is 0: states of blocks lie beside the pages of layers before "
+            "it, so that at least one is needed");
+    s->state_cols = c->hidden;
+    return 0;
 }
 
 /* Arena bytes that all sequences at full context could fill; extents round, and one more sequence's
@@ -129,6 +148,8 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
                   {"sampling", s->sample_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, NULL},
                   {"selection", s->selection_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "attention mass of blocks"},
+                  {"states", s->states_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
+                   "of a pass, newest of each sequence"},
                   {"penalty counts", s->history_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "touched by requests with penalties only"},
                   {info.own_bytes ? "kernels" : NULL, info.own_bytes, PLAN_DEVICE, PLAN_KNOB_NONE,
@@ -200,6 +221,8 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     s->vocab = c->vocab;
     s->pool.max_seqs = s->o.max_seqs;
     s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
+    rc = choose_states(s, c, e);
+    if (rc) return rc;
     split_layers(s, c);
     s->caps = (struct model_caps){
         .max_rows = s->o.max_rows,

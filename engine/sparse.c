@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/allocguard.h"
+#include "base/clock.h"
 #include "base/err.h"
 #include "engine/engine_private.h"
 
@@ -28,11 +29,16 @@ static struct target_settings resolve(const struct engine *g, const struct targe
 int engine__sparse_check(const struct engine *g, const struct target_settings *asked,
                          struct err *e) {
     struct target_settings s = resolve(g, asked);
-    if (s.reselect != TARGET_RESELECT_OFF)
-        return err_raise(e, E_UNSUPPORTED, "reselect: a selection serves the whole answer");
-    if (target_needs_states(&s))
-        return err_raise(e, E_UNSUPPORTED, "sparse \"%s\": this engine keeps no states of blocks",
-                         target_selector_name(s.selector));
+    if (n_deep(g) == 0 || !target_needs_states(&s)) return 0;
+    if (target_needs_scorer(&s))
+        return err_raise(e, E_UNSUPPORTED,
+                         "sparse \"%s\", reselector \"%s\": no scorer was loaded (--scorer)",
+                         target_selector_name(s.selector), target_selector_name(s.reselector));
+    if (g->sizes.state_cols == 0)
+        return err_raise(e, E_UNSUPPORTED,
+                         "sparse \"%s\", reselector \"%s\": no states of blocks are kept; a server "
+                         "started with --scorer or --sparse mean keeps them",
+                         target_selector_name(s.selector), target_selector_name(s.reselector));
     return 0;
 }
 
@@ -87,28 +93,105 @@ void engine__sparse_see(struct engine *g, struct engine_request *r) {
 
 /* ---- Selecting ---- */
 
-void engine__sparse_select(struct engine *g, struct engine_request *r) {
+static void count_time(struct engine *g, struct engine_request *r, int64_t ns) {
+    r->sparsity.select_ns += ns;
+    g->select_ns += ns;
+    g->live.select_seconds += (double)ns / 1e9;
+}
+
+/* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now. */
+static void select_blocks(struct engine *g, struct engine_request *r, const float *score) {
+    struct engine_sparsity *c = &r->sparsity;
     struct target_view view = {.n_tokens = r->n_prompt,
                                .seed = r->seed,
-                               .epoch = r->sparsity.n_selections,
-                               .mass = r->score};
+                               .epoch = c->n_selections,
+                               .mass = r->score,
+                               .score = score,
+                               .wide = r->wants_wide};
+    int64_t start = clock_ns();
     int n = target_n_blocks(r->n_prompt), n_all = target_n_blocks(r->n_prompt + r->max_tokens);
-    if (!r->score) return;
     r->n_kept = target_select(&r->sparse, &view, r->score, r->read);
     /* Every block from here on is read. */
     for (int i = n; i < n_all; i++) r->read[r->n_kept + i - n] = i;
-    r->sparsity.n_selections++;
-    r->sparsity.n_blocks = n;
-    r->sparsity.n_kept = r->n_kept;
-    g->live.n_sparse_requests += r->n_kept < n && r->sparsity.n_selections == 1;
+    r->epoch = (struct target_epoch){.wide = r->wants_wide};
+    g->live.n_sparse_requests += r->n_kept < n && c->n_selections == 0;
     g->live.n_selections++;
+    g->live.n_reselections += c->n_selections > 0;
+    g->live.n_wide += r->wants_wide;
     g->live.n_blocks_selected += (uint64_t)n;
     g->live.n_blocks_kept += (uint64_t)r->n_kept;
+    if (c->n_selections++ == 0) c->n_kept_first = r->n_kept;
+    c->n_wide += r->wants_wide;
+    c->n_blocks = n;
+    c->n_kept = r->n_kept;
+    r->wants_selection = r->wants_wide = false;
+    count_time(g, r, clock_ns() - start);
     if (!g->trace_selection) return;
     struct engine_kv_view kv = engine__kv_view(g, r);
     allocguard_leave(); /* the sink is a test's */
     g->trace_selection(g->trace_selection_arg, r, &kv, r->read, r->n_kept, n);
     allocguard_enter();
+}
+
+void engine__sparse_select(struct engine *g, struct engine_request *r) {
+    if (!r->score) return;
+    r->wants_selection = target_by_states(r->sparse.selector);
+    if (!r->wants_selection) select_blocks(g, r, NULL);
+}
+
+bool engine__sparse_wants_logprob(const struct engine_request *r) {
+    return r->score && r->sparse.reselect == TARGET_RESELECT_SURPRISE;
+}
+
+bool engine__sparse_token(struct engine_request *r, float logprob) {
+    if (!r->score || r->sparse.selector == TARGET_ALL) return false;
+    r->wants_selection = target_epoch_token(&r->epoch, &r->sparse, -logprob, &r->wants_wide);
+    return r->wants_selection;
+}
+
+int engine__sparse_left(const struct engine_request *r) {
+    if (!r->score || r->sparse.selector == TARGET_ALL) return INT32_MAX;
+    return target_epoch_left(&r->epoch, &r->sparse);
+}
+
+static int selector_of(const struct engine_request *r) {
+    return r->sparsity.n_selections > 0 ? r->sparse.reselector : r->sparse.selector;
+}
+
+/* Scores of those that ask for a selection by states, in the lines of the masses, which were taken
+ * in long since: score all, one way back, one wait. */
+static int score_all(struct engine *g, int *n_scored, struct err *e) {
+    const struct kern_ops *ops = g->kern->ops;
+    struct engine_batch *b = &g->batch;
+    size_t blocks = (size_t)b->pass.caps.max_blocks;
+    int n = 0, rc = 0;
+    for (int i = 0; i < g->n_running && !rc; i++) {
+        struct engine_request *r = g->running[i];
+        if (!r->wants_selection || !target_by_states(selector_of(r))) continue;
+        rc = engine__states_score(g, r, selector_of(r), (float *)b->mass.dev + (size_t)n++ * blocks,
+                                  e);
+    }
+    *n_scored = n;
+    if (rc || n == 0) return rc;
+    rc = ops->fetch(g->kern, b->mass.host, b->mass.dev, (size_t)n * blocks * sizeof(float), e);
+    return rc ? rc : ops->sync(g->kern, e);
+}
+
+int engine__sparse_renew(struct engine *g, struct err *e) {
+    size_t blocks = (size_t)g->batch.pass.caps.max_blocks;
+    int64_t start = clock_ns();
+    int n_scored, line = 0, rc = score_all(g, &n_scored, e);
+    if (rc) return rc;
+    int64_t wait = n_scored > 0 ? (clock_ns() - start) / n_scored : 0;
+    for (int i = 0; i < g->n_running; i++) {
+        struct engine_request *r = g->running[i];
+        if (!r->wants_selection) continue;
+        bool by_states = target_by_states(selector_of(r));
+        if (by_states) count_time(g, r, wait);
+        select_blocks(
+            g, r, by_states ? (const float *)g->batch.mass.host + (size_t)line++ * blocks : NULL);
+    }
+    return 0;
 }
 
 const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,

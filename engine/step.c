@@ -336,11 +336,12 @@ static enum engine_finish commit_token(struct engine *g, struct engine_request *
 }
 
 /* The rows of `r` ran and its round was decided: emit the accepted run and the token that the
- * target added, up to where the answer ends; then K and V of what was emitted count, the newest
- * token, which has none yet, left out. The one place where cursors move forward. */
+ * target added, up to where the answer or its epoch ends; then K and V of what was emitted count,
+ * the newest token, which has none yet, left out. The one place where cursors move forward. */
 static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     struct err e = {0};
     if (r->n_logits == 0) {
+        engine__states_commit(g, r, r->n_rows);
         r->n_kv += r->n_rows;
         if (r->use_cache) kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_PROMPT);
         return;
@@ -349,16 +350,25 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     const struct kern_sampled *run =
         (const struct kern_sampled *)g->batch.sampled.host + r->first_logit;
     enum engine_finish end = ENGINE_RUNNING;
+    bool answers = engine__decodes(r), cut = false;
     ASSERT(n_accepted >= 0 && n_accepted <= r->n_draft);
-    if (!engine__decodes(r)) {
+    if (!answers) {
         if (r->use_cache) kvpool_seq_register(g->pool, r->seq, r->ids, r->n_prompt, KVPOOL_PROMPT);
         engine__sparse_select(g, r);
     }
-    for (int i = 0; i <= n_accepted && end == ENGINE_RUNNING; i++) {
+    for (int i = 0; i <= n_accepted && end == ENGINE_RUNNING && !cut; i++) {
         end = commit_token(g, r, &run[i], i < n_accepted, now, &e);
         n_committed += end != ENGINE_FAILED;
+        cut = answers && end == ENGINE_RUNNING && engine__sparse_token(r, run[i].logprob);
     }
-    r->n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
+    int n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
+    engine__states_commit(g, r, n_kv - r->n_kv);
+    r->n_kv = n_kv;
+    if (cut && n_committed <= n_accepted) {
+        r->counts_more = r->has_penalties;
+        r->sparsity.n_cut += n_accepted + 1 - n_committed;
+        g->live.n_cut += (uint64_t)(n_accepted + 1 - n_committed);
+    }
     atomic_store_explicit(&r->committed_ns, now, memory_order_relaxed);
     engine__round_end(g, r, n_accepted, n_committed);
     if (end == ENGINE_FAILED) fail(g, find_running(g, r), e.code, e.message);
@@ -381,8 +391,21 @@ static void count_step(struct engine *g, int n_rows, int64_t ns) {
     g->live.step_seconds += (double)ns / 1e9;
     g->live.speculation.draft_ns += g->draft_ns;
     if (g->kernel_ns == 0) return; /* not known */
+    ns -= g->select_ns;            /* no part of what a round costs */
     g->live.overhead_seconds += (double)(ns - g->kernel_ns) / 1e9;
     g->passes.fixed_ns += 0.05 * ((double)(ns - g->kernel_ns) - g->passes.fixed_ns);
+}
+
+/* What commits leave to be done before the next pass: states to be noted, lists to be made, counts
+ * to be taken back. */
+static int settle(struct engine *g, struct err *e) {
+    int rc = engine__states_note(g, e);
+    for (int i = 0; i < g->n_running && !rc; i++) {
+        if (!g->running[i]->counts_more) continue;
+        g->running[i]->counts_more = false;
+        rc = engine__history_rewind(g, g->running[i], e);
+    }
+    return rc ? rc : engine__sparse_renew(g, e);
 }
 
 /* One step; false where nothing could be done. */
@@ -392,7 +415,7 @@ static bool step(struct engine *g) {
     if (engine_failed(g, NULL)) return true;
     struct err e = {0};
     int64_t start = clock_ns();
-    g->kernel_ns = 0;
+    g->kernel_ns = g->select_ns = 0;
     engine__collect(g);
     engine__choose(g);
     int n_rows = engine__schedule(g);
@@ -410,6 +433,11 @@ static bool step(struct engine *g) {
         else commit(g, g->turn[i], now);
     }
     if (answers) g->live.answers.n_tokens += g->live.n_generated_tokens - n_before;
+    rc = settle(g, &e);
+    if (rc) {
+        engine__break(g, rc, &e);
+        return true;
+    }
     count_step(g, n_rows, clock_ns() - start);
     return true;
 }

@@ -255,6 +255,7 @@ static void add(struct engine_speculation *sum, const struct engine_speculation 
     sum->n_rounds += s->n_rounds;
     sum->n_drafted += s->n_drafted;
     sum->n_accepted += s->n_accepted;
+    sum->n_lookup_drafted += s->n_lookup_drafted;
     sum->n_lookup_accepted += s->n_lookup_accepted;
     sum->n_page_rollbacks += s->n_page_rollbacks;
 }
