@@ -3,6 +3,7 @@
  */
 #include "tests/harness.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "base/rng.h"
 #include "base/strbuf.h"
 #include "kvpool/plan.h"
+#include "target/gain.h"
 
 static uint64_t counter;
 static int draw(int below) {
@@ -249,12 +251,121 @@ static void test_plan_renders(void) {
     strbuf_deinit(&b);
 }
 
+/* ---- What sparse reading gains ---- */
+
+/* A 7B shape without grouped heads at 32K, one tenth kept: figures that can be worked out by hand.
+ */
+static struct target_gain_input wide_model(void) {
+    return (struct target_gain_input){.n_layers = 32,
+                                      .n_shallow = 6,
+                                      .n_heads = 32,
+                                      .head_dim = 128,
+                                      .kv_layer_bytes = 2 * 32 * 128 * 2,
+                                      .weight_bytes = 13.2e9,
+                                      .weight_macs = 6.6e9,
+                                      .n_tokens = 32768,
+                                      .n_kept = 3328,
+                                      .batch = 1,
+                                      .bandwidth = 4e12,
+                                      .rate = 4e14};
+}
+
+static void test_plan_gain_by_hand(void) {
+    struct target_gain_input in = wide_model();
+    struct target_gain g;
+    struct err e = {0};
+    assert_ok(target_gain(&g, &in, &e), e);
+    double kept = 3328. / 32768, kv = 32. * 32768 * 16384;
+    assert_near(g.share, (6 + 26 * kept) / 32, 1e-12);
+    assert_near(g.kv_bytes, kv, 1);
+    assert_near(g.kv_bytes_sparse, kv * g.share, 1);
+    assert_near(g.kv_share, kv / (kv + 13.2e9), 1e-12);
+    /* Everything is bound by memory here: seconds are bytes. */
+    assert_near(g.dense_seconds, (13.2e9 + kv) / 4e12, 1e-12);
+    assert_near(g.gain, (13.2e9 + kv) / (13.2e9 + kv * g.share), 1e-9);
+    assert_near(g.even_tokens, 13.2e9 / (32 * 16384.), 1e-6);
+    assert_near(g.macs_per_byte, (6.6e9 + 2. * 4096 * 32 * 32768) / (13.2e9 + kv), 1e-9);
+    assert_near(g.machine_macs_per_byte, 100, 1e-9);
+    assert_int_equal(g.is_long, TARGET_YES);
+    assert_int_equal(g.is_memory_bound, TARGET_YES);
+    assert_int_equal(g.is_kv_bound, TARGET_YES);
+    assert_int_equal(g.n_no, 0);
+    /* Four sequences: their KV is four times as much, the weights are read once. */
+    in.batch = 4;
+    double one = g.gain;
+    assert_ok(target_gain(&g, &in, &e), e);
+    assert_near(g.kv_bytes, 4 * kv, 1);
+    assert_true(g.gain > one);
+    assert_near(g.even_tokens, 13.2e9 / (4 * 32 * 16384.), 1e-6);
+    /* Without speeds: bytes alone, and one question stays open. */
+    in.bandwidth = in.rate = 0;
+    double with = g.gain;
+    assert_ok(target_gain(&g, &in, &e), e);
+    assert_near(g.gain, with, 1e-9);
+    assert_int_equal(g.is_memory_bound, TARGET_UNKNOWN);
+    assert_true(g.dense_seconds == 0 && g.n_no == 0);
+}
+
+/* The longer of reading and computing, operation by operation. */
+static void test_plan_gain_bound_by_products(void) {
+    struct target_gain_input in = wide_model();
+    struct target_gain g;
+    struct err e = {0};
+    in.rate = 1e12; /* 4 bytes a product */
+    in.n_tokens = 4096;
+    in.n_kept = 512;
+    assert_ok(target_gain(&g, &in, &e), e);
+    double positions = 32. * 4096, left = 6. * 4096 + 26. * 512;
+    assert_near(g.dense_seconds, 6.6e9 / 1e12 + 2 * 4096 * positions / 1e12, 1e-12);
+    assert_near(g.sparse_seconds, 6.6e9 / 1e12 + 2 * 4096 * left / 1e12, 1e-12);
+    assert_int_equal(g.is_long, TARGET_NO);
+    assert_int_equal(g.is_memory_bound, TARGET_NO);
+    assert_int_equal(g.is_kv_bound, TARGET_NO);
+    assert_int_equal(g.n_no, 3);
+    /* Everything kept gains nothing. */
+    in.n_kept = in.n_tokens;
+    assert_ok(target_gain(&g, &in, &e), e);
+    assert_true(g.gain == 1 && g.share == 1);
+    /* All layers deep, or none. */
+    in.n_kept = 64;
+    in.n_shallow = 0;
+    assert_ok(target_gain(&g, &in, &e), e);
+    assert_near(g.share, 64. / 4096, 1e-12);
+    in.n_shallow = 32;
+    assert_ok(target_gain(&g, &in, &e), e);
+    assert_true(g.share == 1);
+}
+
+static void test_plan_gain_refuses(void) {
+    for (int i = 0; i < 12; i++) {
+        struct target_gain_input in = wide_model();
+        struct target_gain g;
+        struct err e = {0};
+        if (i == 0) in.n_layers = 0;
+        if (i == 1) in.n_shallow = 33;
+        if (i == 2) in.n_kept = 32769;
+        if (i == 3) in.n_kept = 0;
+        if (i == 4) in.n_tokens = 0;
+        if (i == 5) in.batch = 0;
+        if (i == 6) in.weight_bytes = NAN;
+        if (i == 7) in.weight_macs = 0;
+        if (i == 8) in.bandwidth = -1;
+        if (i == 9) in.rate = INFINITY;
+        if (i == 10) in.kv_layer_bytes = 0;
+        if (i == 11) in.head_dim = 0;
+        assert_int_equal(target_gain(&g, &in, &e), E_RANGE);
+    }
+}
+
 const struct test tests[] = {
     {"plan_default_pair", TEST_QUICK, 5000, test_plan_default_pair},
     {"plan_agrees_with_pool", TEST_QUICK, 20000, test_plan_agrees_with_pool},
     {"plan_advice_works", TEST_QUICK, 20000, test_plan_advice_works},
     {"plan_advises_no_zero", TEST_QUICK, 5000, test_plan_advises_no_zero},
     {"plan_refuses_nonsense", TEST_QUICK, 5000, test_plan_refuses_nonsense},
+    {"plan_gain_by_hand", TEST_QUICK, 5000, test_plan_gain_by_hand},
+    {"plan_gain_bound_by_products", TEST_QUICK, 5000, test_plan_gain_bound_by_products},
+    {"plan_gain_refuses", TEST_QUICK, 5000, test_plan_gain_refuses},
     {"plan_renders", TEST_QUICK, 5000, test_plan_renders},
     {0},
 };
