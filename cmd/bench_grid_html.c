@@ -15,13 +15,13 @@ static const char style[] =
     "@media (prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4af;--line:#39414a;"
     "--page:#15181c;--c0:#77818d;--c1:#6aa2f5;--c2:#4fc396;--c3:#e58f52}}\n"
     "body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);"
-    "max-width:1080px;margin:2rem auto;padding:0 1rem}\n"
+    "max-width:1280px;margin:2rem auto;padding:0 1rem}\n"
     "h1{font-size:1.5rem;margin:0}h2{font-size:1.15rem;margin:2.2rem 0 .4rem;"
     "border-top:1px solid var(--line);padding-top:1.2rem}\n"
     "h3{font-size:.95rem;margin:.2rem 0;font-weight:600}p{margin:.3rem 0;color:var(--soft)}\n"
     "b{color:var(--ink)}.wide{overflow-x:auto}\n"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.6rem 0}\n"
-    "th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line);"
+    "th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid var(--line);"
     "white-space:nowrap}th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "td:first-child,th:first-child{text-align:left}\n"
     ".plots{display:flex;flex-wrap:wrap;gap:1rem 2rem}figure{margin:.4rem 0}\n"
@@ -224,12 +224,13 @@ static void kinds(struct strbuf *b, const struct grid_point *p) {
 static void point(struct strbuf *b, const struct grid_point *p,
                   const struct bench_grid_options *o) {
     strbuf_printf(b,
-                  "<h2>Prompts of %d tokens, %d at once</h2><p>%d prompts, answers of up to %d "
+                  "<h2>Prompts of %d tokens, %d at once</h2><p>%d prompt%s, answers of up to %d "
                   "tokens%s. Together <b>%.2fx</b>: speculation %.2fx times sparse reading %.2fx "
                   "would be %.2fx; %.0f %% of that is reached.</p>\n",
-                  p->n_prompt_tokens, p->batch, p->n_prompts, o->n_tokens,
-                  p->repeats_text ? " (the text repeats in a prompt)" : "", p->cell[GRID_BOTH].gain,
-                  p->cell[GRID_SPEC].gain, p->cell[GRID_SPARSE].gain, p->product, 100 * p->share);
+                  p->n_prompt_tokens, p->batch, p->n_prompts, p->n_prompts == 1 ? "" : "s",
+                  o->n_tokens, p->repeats_text ? " (the text repeats in a prompt)" : "",
+                  p->cell[GRID_BOTH].gain, p->cell[GRID_SPEC].gain, p->cell[GRID_SPARSE].gain,
+                  p->product, 100 * p->share);
     table(b, p);
     strbuf_append_str(b, "<div class=\"plots\">\n");
     plot_times(b, p);

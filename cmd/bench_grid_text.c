@@ -109,8 +109,8 @@ static void print_proof(const struct grid_point *p) {
 }
 
 void bench__grid_point(const struct grid_point *p, const struct bench_grid_options *o) {
-    printf("\nprompts of %d tokens, %d at once: %d prompts, answers of up to %d tokens%s\n",
-           p->n_prompt_tokens, p->batch, p->n_prompts, o->n_tokens,
+    printf("\nprompts of %d tokens, %d at once: %d prompt%s, answers of up to %d tokens%s\n",
+           p->n_prompt_tokens, p->batch, p->n_prompts, p->n_prompts == 1 ? "" : "s", o->n_tokens,
            p->repeats_text ? " (the text is shorter than a prompt and repeats in it)" : "");
     printf("  %-13s %9s %9s %9s %9s %9s %9s %12s %12s %12s %9s %11s  %s\n", "speculation",
            "TTFT ms", "first ms", "TPOT ms", "ITL p50", "ITL p99", "tokens/s", "acc. tok/rd",
@@ -181,8 +181,8 @@ static void json_point(struct strbuf *b, const struct grid_point *p) {
         json_cell(b, &p->cell[c], c);
     }
     strbuf_printf(b,
-                  "],\n   \"speculation_gain\": %.4f, \"sparse_gain\": %.4f, \"product\": %.4f, "
-                  "\"combination\": %.4f, \"share_of_product\": %.4f, \"same_text\": %s, "
+                  "],\n   \"speculation_gain\": %.7g, \"sparse_gain\": %.7g, \"product\": %.7g, "
+                  "\"combination\": %.7g, \"share_of_product\": %.7g, \"same_text\": %s, "
                   "\"sparse_ran\": %s, \"bytes_agree\": %s, \"kinds\": [",
                   p->cell[GRID_SPEC].gain, p->cell[GRID_SPARSE].gain, p->product,
                   p->cell[GRID_BOTH].gain, p->share, boolean(p->same_text), boolean(p->ran_sparse),
