@@ -16,6 +16,7 @@ enum rng_purpose {
     RNG_RESIDUAL = 4,  /* the corrected token */
     RNG_SELECTION = 5, /* SparDA's reserve blocks */
     RNG_GUMBEL = 6,    /* noise that target and draft share, index = token id */
+    RNG_TRAIN = 13,    /* scorers: first weights, order of windows, texts and places */
     RNG_EVAL = 14,     /* prompts that `tandem eval` makes */
     RNG_TEST = 15
 };

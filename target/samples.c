@@ -1,0 +1,238 @@
+/* Windows in memory and in a file. A record is its counts, its floats and a checksum of both; a
+ * file begins with a key, so that windows of other texts or options are not taken for ours. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "base/checked.h"
+#include "base/err.h"
+#include "target/train.h"
+
+/* ---- In memory ---- */
+
+static size_t count_floats(const struct target_window *w, size_t h) {
+    size_t n = (size_t)w->n_blocks * h * (w->has_quarters ? 5 : 1);
+    for (int i = 0; i < w->n_places; i++)
+        n += (size_t)w->place[i].n_queries * h + 2 * (size_t)w->place[i].n;
+    return n;
+}
+
+int target_window_alloc(struct target_window *w, int hidden, struct err *e) {
+    size_t h = (size_t)hidden;
+    w->n_floats = count_floats(w, h);
+    w->floats = calloc(w->n_floats + 1, sizeof *w->floats);
+    if (!w->floats)
+        return err_raise(e, E_NOMEM, "no memory for a window of %zu floats", w->n_floats);
+    float *at = w->floats;
+    w->rep = at;
+    at += (size_t)w->n_blocks * h;
+    w->quarter = w->has_quarters ? at : NULL;
+    if (w->has_quarters) at += 4 * (size_t)w->n_blocks * h;
+    for (int i = 0; i < w->n_places; i++) {
+        struct target_place *p = &w->place[i];
+        p->query = at;
+        p->label = p->query + (size_t)p->n_queries * h;
+        p->observed = p->label + p->n;
+        at = p->observed + p->n;
+        for (int b = 0; b < p->n; b++) p->observed[b] = NAN;
+    }
+    return 0;
+}
+
+void target_window_free(struct target_window *w) {
+    free(w->floats);
+    w->floats = NULL;
+}
+
+void target_norm(float *x, int n) {
+    double mean = 0, square = 0;
+    for (int i = 0; i < n; i++) mean += (double)x[i];
+    mean /= n;
+    for (int i = 0; i < n; i++) square += ((double)x[i] - mean) * ((double)x[i] - mean);
+    double inv = 1 / sqrt(square / n + 1e-5);
+    for (int i = 0; i < n; i++) x[i] = (float)(((double)x[i] - mean) * inv);
+}
+
+void target_window_represent(struct target_window *w, const float *plane, int hidden,
+                             bool has_first, bool by_first) {
+    size_t h = (size_t)hidden, step = (has_first ? 5 : 4) * h;
+    ASSERT(!by_first || has_first);
+    for (int b = 0; b < w->n_blocks; b++, plane += step) {
+        float *rep = w->rep + (size_t)b * h;
+        for (size_t i = 0; i < h; i++) {
+            double sum = 0;
+            for (size_t q = 0; q < 4; q++) sum += (double)plane[q * h + i];
+            rep[i] = by_first ? plane[4 * h + i] : (float)(sum / KERN_BLOCK);
+        }
+        target_norm(rep, hidden);
+        for (size_t q = 0; w->has_quarters && q < 4; q++) {
+            float *to = w->quarter + (4 * (size_t)b + q) * h;
+            for (size_t i = 0; i < h; i++) to[i] = plane[q * h + i] / KERN_QUARTER;
+            target_norm(to, hidden);
+        }
+    }
+}
+
+/* ---- In a file ---- */
+
+struct target_samples {
+    FILE *f; /* NULL: nothing is kept */
+    char *path;
+    int hidden;
+};
+
+struct file_head {
+    char magic[8];
+    uint64_t key;
+};
+struct record_head {
+    int32_t layer_idx, domain, is_held_out, n_blocks, has_quarters, n_places;
+    struct {
+        int32_t n_tokens, n_queries, first, n;
+    } place[TARGET_MAX_PLACES];
+    uint64_t n_floats, sum; /* sum: of the floats, seeded with the sum of what stands before */
+};
+static const char magic[8] = "TNDMWIN1";
+
+static uint64_t sum_of(const struct record_head *r, const float *floats) {
+    uint64_t head = XXH3_64bits(r, offsetof(struct record_head, sum));
+    return XXH3_64bits_withSeed(floats, r->n_floats * sizeof *floats, head);
+}
+
+/* Do the counts make sense together? */
+static bool check_head(const struct record_head *r) {
+    if (r->n_blocks < 1 || r->n_blocks > TARGET_MAX_TRAIN_BLOCKS || r->n_places < 0 ||
+        r->n_places > TARGET_MAX_PLACES || r->layer_idx < 0 || r->layer_idx >= MODEL_MAX_TAPS ||
+        r->domain < 0 || r->domain >= TARGET_MAX_DOMAINS)
+        return false;
+    for (int i = 0; i < r->n_places; i++)
+        if (r->place[i].n_queries < 1 || r->place[i].n_queries > KERN_STATE_QUERIES ||
+            r->place[i].first < 0 || r->place[i].n < 0 || r->place[i].first > r->n_blocks ||
+            r->place[i].n > r->n_blocks - r->place[i].first || r->place[i].n_tokens < 1 ||
+            r->place[i].n_tokens > MODEL_MAX_CONTEXT)
+            return false;
+    return true;
+}
+
+/* The next whole record; *got false at the end or where the rest is torn. */
+static int read_record(struct target_samples *s, struct target_window *w, int *layer_idx, bool *got,
+                       struct err *e) {
+    struct record_head r;
+    *got = false;
+    if (fread(&r, sizeof r, 1, s->f) != 1 || !check_head(&r)) return 0;
+    *w = (struct target_window){.domain = r.domain,
+                                .is_held_out = r.is_held_out != 0,
+                                .n_blocks = r.n_blocks,
+                                .has_quarters = r.has_quarters != 0,
+                                .n_places = r.n_places};
+    for (int i = 0; i < r.n_places; i++) {
+        w->place[i].n_tokens = r.place[i].n_tokens;
+        w->place[i].n_queries = r.place[i].n_queries;
+        w->place[i].first = r.place[i].first;
+        w->place[i].n = r.place[i].n;
+    }
+    *layer_idx = r.layer_idx;
+    if (count_floats(w, (size_t)s->hidden) != r.n_floats) return 0;
+    int rc = target_window_alloc(w, s->hidden, e);
+    if (rc) return rc;
+    *got = fread(w->floats, sizeof *w->floats, w->n_floats, s->f) == w->n_floats &&
+           sum_of(&r, w->floats) == r.sum;
+    if (!*got) target_window_free(w);
+    return 0;
+}
+
+static int read_all(struct target_samples *s, uint64_t key,
+                    int (*take)(void *, int, struct target_window *, struct err *), void *arg,
+                    int *n_have, struct err *e) {
+    struct file_head head;
+    if (fread(&head, sizeof head, 1, s->f) != 1) { /* new, or torn before its first record */
+        head = (struct file_head){.key = key};
+        memcpy(head.magic, magic, sizeof magic);
+        if (fseek(s->f, 0, SEEK_SET) != 0 || ftruncate(fileno(s->f), 0) != 0 ||
+            fwrite(&head, sizeof head, 1, s->f) != 1 || fflush(s->f) != 0)
+            return err_raise(e, E_IO, "cannot write %s: %s", s->path, strerror(errno));
+        return 0;
+    }
+    if (memcmp(head.magic, magic, sizeof magic) != 0)
+        return err_raise(e, E_FORMAT, "%s holds no windows", s->path);
+    if (head.key != key)
+        return err_raise(e, E_INVALID,
+                         "%s holds windows of another model, other texts or other options; give "
+                         "another --checkpoint",
+                         s->path);
+    for (;;) {
+        long whole = ftell(s->f);
+        struct target_window w;
+        bool got;
+        int layer_idx, rc = read_record(s, &w, &layer_idx, &got, e);
+        if (rc) return rc;
+        if (!got) {
+            /* Whatever is behind the last whole record goes. */
+            if (whole < 0 || fseek(s->f, whole, SEEK_SET) != 0 ||
+                ftruncate(fileno(s->f), whole) != 0)
+                return err_raise(e, E_IO, "cannot write %s: %s", s->path, strerror(errno));
+            return 0;
+        }
+        rc = take(arg, layer_idx, &w, e);
+        if (rc) return rc;
+        ++*n_have;
+    }
+}
+
+int target_samples_open(struct target_samples **out, const char *path, uint64_t key, int hidden,
+                        int (*take)(void *, int, struct target_window *, struct err *), void *arg,
+                        int *n_have, struct err *e) {
+    struct target_samples *s = calloc(1, sizeof *s);
+    int rc = 0;
+    *n_have = 0;
+    if (!s) return err_raise(e, E_NOMEM, "no memory for %s", path ? path : "samples");
+    s->hidden = hidden;
+    if (path) {
+        s->path = strdup(path);
+        if (!s->path) rc = err_raise(e, E_NOMEM, "no memory for %s", path);
+        if (!rc) s->f = fopen(path, "r+b");
+        if (!rc && !s->f && errno == ENOENT) s->f = fopen(path, "w+b");
+        if (!rc && !s->f) rc = err_raise(e, E_IO, "cannot open %s: %s", path, strerror(errno));
+        if (!rc) rc = read_all(s, key, take, arg, n_have, e);
+    }
+    if (rc) target_samples_close(s);
+    else *out = s;
+    return rc;
+}
+
+int target_samples_append(struct target_samples *s, int layer_idx, const struct target_window *w,
+                          struct err *e) {
+    if (!s->f) return 0;
+    struct record_head r;
+    memset(&r, 0, sizeof r); /* padding is summed */
+    r.layer_idx = layer_idx;
+    r.domain = w->domain;
+    r.is_held_out = w->is_held_out;
+    r.n_blocks = w->n_blocks;
+    r.has_quarters = w->has_quarters;
+    r.n_places = w->n_places;
+    r.n_floats = w->n_floats;
+    for (int i = 0; i < w->n_places; i++) {
+        r.place[i].n_tokens = w->place[i].n_tokens;
+        r.place[i].n_queries = w->place[i].n_queries;
+        r.place[i].first = w->place[i].first;
+        r.place[i].n = w->place[i].n;
+    }
+    r.sum = sum_of(&r, w->floats);
+    if (fwrite(&r, sizeof r, 1, s->f) != 1 ||
+        fwrite(w->floats, sizeof *w->floats, w->n_floats, s->f) != w->n_floats || fflush(s->f) != 0)
+        return err_raise(e, E_IO, "cannot write %s: %s", s->path, strerror(errno));
+    return 0;
+}
+
+void target_samples_close(struct target_samples *s) {
+    if (!s) return;
+    if (s->f) fclose(s->f);
+    free(s->path);
+    free(s);
+}
