@@ -44,6 +44,10 @@ struct safetensors {
     struct safetensors_tensor *tensors;
     uint32_t *order; /* sorted by name */
     size_t n_tensors, cap;
+    struct metadata {
+        const char *key, *value;
+    } * metadata;
+    size_t n_metadata, metadata_cap;
 };
 
 /* ---- JSON with a bounded cost ---- */
@@ -113,13 +117,25 @@ static int read_entry(struct safetensors_tensor *t, json_t *entry, const uint8_t
     return 0;
 }
 
-static int check_metadata(json_t *metadata, struct err *e) {
+static int read_metadata(struct safetensors *s, json_t *metadata, struct err *e) {
     const char *key;
     json_t *value;
     if (!json_is_object(metadata)) return err_raise(e, E_FORMAT, "__metadata__ is no object");
     json_object_foreach(metadata, key, value) {
         if (!json_is_string(value))
             return err_raise(e, E_FORMAT, "__metadata__: %.100s is no string", key);
+        if (s->n_metadata == s->metadata_cap) {
+            size_t cap = s->metadata_cap ? s->metadata_cap * 2 : 16;
+            void *p = realloc(s->metadata, cap * sizeof *s->metadata);
+            if (!p) return err_raise(e, E_NOMEM, "no memory for metadata");
+            s->metadata = p;
+            s->metadata_cap = cap;
+        }
+        struct metadata *m = &s->metadata[s->n_metadata];
+        m->key = arena_strndup(&s->names, key, strlen(key));
+        m->value = arena_strndup(&s->names, json_string_value(value), json_string_length(value));
+        if (!m->key || !m->value) return err_raise(e, E_NOMEM, "no memory for metadata");
+        s->n_metadata++;
     }
     return 0;
 }
@@ -195,7 +211,7 @@ static int read_header(struct safetensors *s, const uint8_t *data, size_t n, siz
     int rc = json__parse_object(&root, text, (size_t)length, e);
     if (rc) return rc;
     json_object_foreach(root, name, entry) {
-        if (strcmp(name, "__metadata__") == 0) rc = check_metadata(entry, e);
+        if (strcmp(name, "__metadata__") == 0) rc = read_metadata(s, entry, e);
         else rc = add_tensor(s, name, entry, buffer, bytes, e);
         if (rc) break;
     }
@@ -375,6 +391,7 @@ void safetensors_close(struct safetensors *s) {
     free(s->shards);
     free(s->tensors);
     free(s->order);
+    free(s->metadata);
     free(s);
 }
 
@@ -386,6 +403,14 @@ size_t safetensors_n_tensors(const struct safetensors *s) {
 
 const struct safetensors_tensor *safetensors_tensor_at(const struct safetensors *s, size_t idx) {
     return idx < s->n_tensors ? &s->tensors[idx] : NULL;
+}
+
+bool safetensors_metadata_at(const struct safetensors *s, size_t idx, const char **key,
+                             const char **value) {
+    if (idx >= s->n_metadata) return false;
+    *key = s->metadata[idx].key;
+    *value = s->metadata[idx].value;
+    return true;
 }
 
 int safetensors_dtype(const struct safetensors_tensor *t, enum kern_dtype *out, struct err *e) {

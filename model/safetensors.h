@@ -6,6 +6,7 @@
  * shape and type is held against the file; tensors must fill the data without overlap or hole.
  * Source: the format section of the safetensors project's README. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,10 @@ const struct safetensors_tensor *safetensors_tensor_at(const struct safetensors 
 
 /* NULL where there is none. */
 const struct safetensors_tensor *safetensors_find(const struct safetensors *s, const char *name);
+
+/* Entries of the headers' __metadata__, in their order; false behind the last. */
+bool safetensors_metadata_at(const struct safetensors *s, size_t idx, const char **key,
+                             const char **value);
 
 /* Our type of t. E_UNSUPPORTED, with the tensor's name, for what we cannot compute with. */
 int safetensors_dtype(const struct safetensors_tensor *t, enum kern_dtype *out, struct err *e);

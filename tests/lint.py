@@ -18,7 +18,7 @@ LAYER = {"base": 0, "kernels": 1, "kvpool": 2, "model": 3, "draft": 4, "target":
 PUBLIC = {"base/*", "kernels/kernels.h", "kvpool/kvpool.h", "kvpool/plan.h", "model/model.h", "model/batch.h",
           "model/config.h", "model/source.h", "model/tokenizer.h", "model/chat.h", "model/gguf.h",
           "model/safetensors.h", "draft/draft.h", "target/target.h", "target/gain.h",
-          "target/trace.h", "target/train.h", "verify/verify.h",
+          "target/scorer.h", "target/trace.h", "target/train.h", "verify/verify.h",
           "engine/engine.h", "serve/client.h", "serve/rpc.h", "serve/serve.h"}
 
 # function -> where it may be called all the same (path prefixes)

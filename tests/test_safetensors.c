@@ -52,6 +52,11 @@ static void test_safetensors_reads(void) {
     assert_int_equal(t->dims[1], 3);
     assert_int_equal(t->bytes, 12);
     assert_int_equal(t->data[0], 8);
+    const char *key, *value;
+    assert_true(safetensors_metadata_at(s, 0, &key, &value));
+    assert_string_equal(key, "format");
+    assert_string_equal(value, "pt");
+    assert_false(safetensors_metadata_at(s, 1, &key, &value));
     enum kern_dtype type;
     assert_ok(safetensors_dtype(t, &type, &e), e);
     assert_int_equal(type, KERN_BF16);

@@ -89,8 +89,8 @@ struct cpu_attn_isa {
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 
-/* Scores of blocks; kernels/cpu/score.h says what a job is. kernels/cpu/score.c is compiled once for
- * each instruction set: every table but `reference` (double) gives the same bits. */
+/* Scores of blocks; kernels/cpu/score.h says what a job is. kernels/cpu/score.c is compiled once
+ * for each instruction set: every table but `reference` (double) gives the same bits. */
 struct score_job;
 struct cpu_score_isa {
     size_t (*scratch_bytes)(const struct kern_scorer *s, int n_threads);
