@@ -65,7 +65,7 @@ static void append_cell(struct strbuf *b, const struct eval_heat *h, double shar
     strbuf_printf(b, ": %d tokens, depth %.0f %%, ", h->lengths[length], 100 * h->depths[depth]);
     if (known) strbuf_printf(b, "%.3f of %d</title>", share, count);
     else strbuf_append_str(b, "nothing asked</title>");
-    strbuf_printf(b, "<text x=\"%d\" y=\"%d\" class=\"cell\" fill=\"%s\">%s</text></g>\n",
+    strbuf_printf(b, "<text x=\"%d\" y=\"%d\" class=\"cell\" style=\"fill:%s\">%s</text></g>\n",
                   x + CELL_W / 2, y + CELL_H / 2 + 4, dark ? "#fff" : "#222", known ? text : "-");
 }
 

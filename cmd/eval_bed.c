@@ -1,0 +1,234 @@
+#include "cmd/eval_bed.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "model/source.h"
+
+/* ---- What the model is ---- */
+
+/* The template that was asked for or that the model brings; without one prompts are plain text. */
+static int open_speech(struct eval_bed *b, const struct engine_options *o, struct err *e) {
+    size_t n;
+    struct err why = {0};
+    const char *text = model_source_chat_template(b->src, &n);
+    b->speech = (struct eval_speech){.tokenizer = b->tokenizer};
+    if (o->chat_template) return chat_family_find(&b->speech.chat, o->chat_template, e);
+    if (!text || chat_family_detect(&b->speech.chat, text, n, &why) != 0) b->speech.chat = NULL;
+    return 0;
+}
+
+static int read_scorers(struct eval_bed *b, const struct eval_bed_options *o, struct err *e) {
+    int layer = o->engine.select_layer;
+    const char *by = "asked for";
+    for (int i = 0; i < o->n_scorers; i++) {
+        struct target_scorer_file **f = &b->scorer_file[i];
+        int rc = target_scorer_read(f, o->scorers[i], e);
+        if (!rc) b->n_scorers++;
+        if (!rc) rc = target_scorer_check(*f, &b->c, b->fingerprint, e);
+        if (rc) return err_prefix(e, rc, "%s", o->scorers[i]);
+        if (layer >= 0 && (*f)->layer != layer)
+            return err_raise(e, E_INVALID, "%s is a scorer of layer %d, %s is layer %d",
+                             o->scorers[i], (*f)->layer, by, layer);
+        layer = (*f)->layer;
+        by = o->scorers[i];
+    }
+    b->select_layer = layer >= 0 ? layer : (3 * b->c.n_layers + 8) / 16;
+    return 0;
+}
+
+int eval_bed_read(struct eval_bed **out, const struct eval_bed_options *o, struct err *e) {
+    struct eval_bed *b = calloc(1, sizeof *b);
+    if (!b) return err_raise(e, E_NOMEM, "no memory for an evaluation");
+    int rc = model_source_open(&b->src, o->engine.model_path, e);
+    if (!rc) {
+        b->c = *model_source_config(b->src);
+        b->fingerprint = model_source_fingerprint(b->src);
+        if (b->c.n_head != b->c.vocab)
+            rc = err_raise(e, E_UNSUPPORTED, "%s has a head of %d of %d tokens: it is a draft",
+                           o->engine.model_path, b->c.n_head, b->c.vocab);
+    }
+    if (!rc) rc = model_open_tokenizer(&b->tokenizer, b->src, e);
+    if (!rc) rc = open_speech(b, &o->engine, e);
+    if (!rc) rc = read_scorers(b, o, e);
+    if (rc) eval_bed_close(b);
+    else *out = b;
+    return rc;
+}
+
+/* ---- The device ---- */
+
+static void show_progress(void *arg, size_t done, size_t total) {
+    struct log_progress *p = arg;
+    if (!p->what) log_progress_start(p, "packing weights", (long long)total);
+    log_progress_at(p, (long long)done);
+}
+
+static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool is_host,
+                      struct err *e) {
+    struct log_progress bar = {0};
+    bool f32 = o->engine.precision == KERN_REFERENCE;
+    bool bf16 = o->engine.kv_type && !strcmp(o->engine.kv_type, "bf16");
+    struct target_trace_options to = {.max_tokens = o->max_tokens,
+                                      /* A GPU likes few large passes. */
+                                      .max_rows = is_host ? 0 : KERN_MAX_ROWS,
+                                      .select_layer = b->select_layer,
+                                      .n_taps = 1,
+                                      .tap_layer = {b->select_layer},
+                                      .heads = true,
+                                      .max_answers = o->max_answers,
+                                      .max_answer_tokens = o->max_answer_tokens,
+                                      .kv_dtype = f32    ? KERN_F32
+                                                  : bf16 ? KERN_BF16
+                                                         : KERN_F16};
+    for (int i = 0; i < b->n_scorers; i++) to.has_first |= b->scorer_file[i]->by_first;
+    struct model_caps caps = target_trace_caps(&to);
+    int rc = model_open(&b->m, b->src, NULL, b->k, &caps, show_progress, &bar, e);
+    if (bar.what) log_progress_end(&bar);
+    return rc ? rc : target_trace_open(&b->trace, &to, b->m, b->k, e);
+}
+
+static int open_memory(struct eval_bed *b, int max_tokens, struct err *e) {
+    size_t lines = 3 + EVAL_MAX_SCORERS;
+    b->n_blocks = target_n_blocks(max_tokens);
+    b->numbers = calloc(lines * (size_t)b->n_blocks, sizeof *b->numbers);
+    b->scratch = calloc((size_t)b->n_blocks, sizeof *b->scratch);
+    b->lists = calloc((EVAL_MAX_COLUMNS + 1) * (size_t)b->n_blocks, sizeof *b->lists);
+    if (b->numbers && b->scratch && b->lists) return 0;
+    return err_raise(e, E_NOMEM, "no memory for %d lists", EVAL_MAX_COLUMNS);
+}
+
+int eval_bed_open(struct eval_bed *b, const struct eval_bed_options *o, struct err *e) {
+    struct kern_device_info info;
+    b->max_tokens = o->max_tokens;
+    int rc = open_memory(b, o->max_tokens, e);
+    if (!rc) rc = engine_open_device(&b->k, &o->engine, e);
+    if (rc) return rc;
+    b->k->ops->info(b->k, &info);
+    snprintf(b->device, sizeof b->device, "%s", info.name);
+    rc = open_trace(b, o, info.is_host, e);
+    for (int i = 0; i < b->n_scorers && !rc; i++)
+        rc = target_scorer_load(&b->scorer[i], b->scorer_file[i], b->k, e);
+    for (int id = 0; id < tokenizer_n_tokens(b->tokenizer) && b->n_stop < EVAL_MAX_STOP; id++)
+        if (tokenizer_is_eog(b->tokenizer, id)) b->stop[b->n_stop++] = id;
+    model_source_close(b->src);
+    b->src = NULL;
+    return rc;
+}
+
+void eval_bed_close(struct eval_bed *b) {
+    if (!b) return;
+    for (int i = 0; i < b->n_scorers; i++) {
+        target_scorer_close(b->scorer[i]);
+        target_scorer_free(b->scorer_file[i]);
+    }
+    target_trace_close(b->trace);
+    if (b->m) model_close(b->m);
+    if (b->k) b->k->ops->close(b->k);
+    tokenizer_close(b->tokenizer);
+    model_source_close(b->src);
+    free(b->numbers);
+    free(b->scratch);
+    free(b->lists);
+    free(b);
+}
+
+/* ---- One prompt ---- */
+
+enum { OBSERVED, ORACLE, MEAN, FIRST_SCORER };
+
+static float *numbers_of(const struct eval_bed *b, int line) {
+    return b->numbers + (size_t)line * (size_t)b->n_blocks;
+}
+
+static struct kern_scorer mean_of(const struct eval_bed *b) {
+    return (struct kern_scorer){.kind = KERN_SCORE_MEAN,
+                                .cols = b->c.hidden,
+                                .n_queries = KERN_STATE_QUERIES,
+                                .normed = true};
+}
+
+int eval_bed_prompt(struct eval_bed *b, const struct eval_columns *columns, const int32_t *ids,
+                    int n, uint64_t seed, struct err *e) {
+    bool wanted[EVAL_N_SELECTORS] = {0};
+    const float *mass = NULL;
+    size_t bytes = sizeof *mass * (size_t)target_n_blocks(n);
+    for (int i = 0; i < columns->n; i++) wanted[columns->at[i].selector] = true;
+    b->scores = (struct eval_scores){.n_tokens = n, .seed = seed};
+    int rc = target_trace_rewind(b->trace, 0, e);
+    if (!rc)
+        rc = target_trace_prompt(b->trace, ids, n, wanted[EVAL_OBSERVED] ? TARGET_ROWS : 0, &mass,
+                                 e);
+    if (!rc && mass) {
+        memcpy(numbers_of(b, OBSERVED), mass, bytes);
+        b->scores.observed = numbers_of(b, OBSERVED);
+    }
+    if (!rc && wanted[EVAL_MEAN]) {
+        struct kern_scorer mean = mean_of(b);
+        rc = target_trace_score(b->trace, 0, &mean, numbers_of(b, MEAN), e);
+        b->scores.mean = numbers_of(b, MEAN);
+    }
+    for (int i = 0; !rc && wanted[EVAL_SCORER] && i < b->n_scorers; i++) {
+        float *to = numbers_of(b, FIRST_SCORER + i);
+        rc = target_trace_score(b->trace, 0, target_scorer_kern(b->scorer[i]), to, e);
+        b->scores.scorer[i] = to;
+    }
+    return rc;
+}
+
+int eval_bed_look(struct eval_bed *b, const int32_t *lead, int n_lead, const int32_t *ids, int n,
+                  struct target_masses *masses, struct err *e) {
+    struct target_masses m;
+    int n_prompt = b->scores.n_tokens, n_blocks = target_n_blocks(n_prompt);
+    float *to = numbers_of(b, ORACLE);
+    int rc = target_trace_rewind(b->trace, n_prompt, e);
+    if (!rc && n_lead > 0) rc = target_trace_force(b->trace, lead, n_lead, NULL, NULL, NULL, e);
+    if (!rc) rc = target_trace_look(b->trace, ids, n, &m, e);
+    if (rc) return rc;
+    memset(to, 0, sizeof *to * (size_t)n_blocks);
+    for (int i = 0; i < m.n_layers * m.n_heads; i++)
+        for (int j = 0; j < n_blocks; j++) {
+            float mass = m.mass[(size_t)i * (size_t)m.stride + (size_t)j];
+            if (mass > to[j]) to[j] = mass;
+        }
+    b->scores.oracle = to;
+    if (masses) *masses = m;
+    return 0;
+}
+
+void eval_bed_select(struct eval_bed *b, const struct eval_columns *columns) {
+    int n_blocks = target_n_blocks(b->scores.n_tokens);
+    for (int i = 0; i < columns->n; i++) {
+        int32_t *to = b->lists + (size_t)i * (size_t)b->n_blocks;
+        bool blind = columns->at[i].selector == EVAL_ORACLE && !b->scores.oracle;
+        int n = blind ? n_blocks : eval_column_select(&columns->at[i], &b->scores, b->scratch, to);
+        b->kept[i] = (struct target_kept){to, n, n_blocks};
+        b->is_dense[i] = n == n_blocks;
+    }
+}
+
+int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct target_kept *out,
+                   struct err *e) {
+    struct kern_scorer mean = mean_of(b);
+    struct eval_scores s = {.n_tokens = b->scores.n_tokens, .seed = b->scores.seed};
+    const struct kern_scorer *by =
+        c->selector == EVAL_SCORER ? target_scorer_kern(b->scorer[c->scorer]) : &mean;
+    int32_t *to = b->lists + EVAL_MAX_COLUMNS * (size_t)b->n_blocks;
+    /* A line that no prompt is using: of the oracle the list was made already. */
+    float *numbers = numbers_of(b, ORACLE);
+    ASSERT(c->selector == EVAL_SCORER || c->selector == EVAL_MEAN);
+    int rc = target_trace_score(b->trace, 0, by, numbers, e);
+    if (rc) return rc;
+    s.mean = numbers;
+    for (int i = 0; i < EVAL_MAX_SCORERS; i++) s.scorer[i] = numbers;
+    *out = (struct target_kept){to, eval_column_select(c, &s, b->scratch, to),
+                                target_n_blocks(s.n_tokens)};
+    return 0;
+}
+
+const struct target_kept *eval_bed_kept(const struct eval_bed *b, int column) {
+    return b->is_dense[column] ? NULL : &b->kept[column];
+}

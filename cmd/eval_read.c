@@ -1,0 +1,255 @@
+/* Running text: what follows a prompt is forced through every column's list, and what the first 64
+ * tokens behind it attend to, densely, is what lists are judged by. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/rng.h"
+#include "cmd/eval_run.h"
+
+const double eval_share[EVAL_SHARES] = {.05, .10, .20};
+
+/* ---- Blocks by their attention ---- */
+
+static int pinned_of(int n_blocks, int n_window) {
+    return n_window < n_blocks ? n_window + 1 : n_blocks;
+}
+
+struct ranked {
+    float mass;
+    int block;
+};
+static int by_mass(const void *a, const void *b) {
+    const struct ranked *x = a, *y = b;
+    if (x->mass != y->mass) return x->mass > y->mass ? -1 : 1;
+    return x->block - y->block;
+}
+
+/* Mark the k best blocks that are not pinned. */
+static void mark_best(const float *mass, int n, int n_window, int k, uint8_t *mark) {
+    struct ranked *r = malloc(sizeof *r * (size_t)(n ? n : 1));
+    int count = 0;
+    memset(mark, 0, (size_t)n);
+    for (int i = 1; r && i < n - n_window; i++) r[count++] = (struct ranked){mass[i], i};
+    if (r && count > 0) qsort(r, (size_t)count, sizeof *r, by_mass);
+    for (int i = 0; i < k && i < count; i++) mark[r[i].block] = 1;
+    free(r);
+}
+
+double eval_recall(const float *truth, int n_blocks, const int32_t *kept, int n_kept,
+                   int n_window) {
+    int k = n_kept - pinned_of(n_blocks, n_window), found = 0;
+    uint8_t *mark = k > 0 ? malloc((size_t)n_blocks) : NULL;
+    if (!mark) return 1;
+    mark_best(truth, n_blocks, n_window, k, mark);
+    for (int i = 0; i < n_kept; i++) found += mark[kept[i]];
+    free(mark);
+    return (double)found / k;
+}
+
+/* ---- What attention does ---- */
+
+/* Room for the masses of one text. */
+struct view {
+    float *all;   /* [blocks] mean over deep layers and heads */
+    float *layer; /* [layers][blocks] mean over a layer's heads */
+    float *sorted;
+    uint8_t *mark, *mark_first;
+    int n_blocks, n_layers;
+};
+
+static void view_close(struct view *v) {
+    free(v->all);
+    free(v->layer);
+    free(v->sorted);
+    free(v->mark);
+    free(v->mark_first);
+}
+
+static int view_open(struct view *v, int n_blocks, int n_layers, struct err *e) {
+    size_t n = (size_t)n_blocks, l = (size_t)n_layers;
+    *v = (struct view){.all = malloc(sizeof(float) * n),
+                       .layer = malloc(sizeof(float) * n * l),
+                       .sorted = malloc(sizeof(float) * n),
+                       .mark = malloc(n),
+                       .mark_first = malloc(n),
+                       .n_blocks = n_blocks,
+                       .n_layers = n_layers};
+    if (v->all && v->layer && v->sorted && v->mark && v->mark_first) return 0;
+    view_close(v);
+    return err_raise(e, E_NOMEM, "no memory for the attention of %d blocks", n_blocks);
+}
+
+static int falling(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x > y ? -1 : x < y;
+}
+
+/* Share that the best `k` of n numbers hold, of the last one the part that k leaves it; the numbers
+ * stay. */
+static double share_of_best(const float *x, int n, double k, float *scratch) {
+    double sum = 0, best = 0;
+    memcpy(scratch, x, sizeof *x * (size_t)n);
+    qsort(scratch, (size_t)n, sizeof *scratch, falling);
+    for (int i = 0; i < n; i++) {
+        sum += scratch[i];
+        best += scratch[i] * fmin(fmax(k - i, 0), 1);
+    }
+    return sum > 0 ? best / sum : 0;
+}
+
+static void read_masses(struct view *v, const struct target_masses *m) {
+    float part = 1.0f / (float)m->n_heads;
+    memset(v->all, 0, sizeof *v->all * (size_t)v->n_blocks);
+    memset(v->layer, 0, sizeof *v->layer * (size_t)v->n_blocks * (size_t)v->n_layers);
+    for (int l = 0; l < m->n_layers; l++) {
+        float *to = v->layer + (size_t)l * (size_t)v->n_blocks;
+        for (int h = 0; h < m->n_heads; h++) {
+            const float *from =
+                m->mass + ((size_t)l * (size_t)m->n_heads + (size_t)h) * (size_t)m->stride;
+            for (int b = 0; b < v->n_blocks; b++) to[b] += from[b] * part;
+        }
+        for (int b = 0; b < v->n_blocks; b++) v->all[b] += to[b] / (float)m->n_layers;
+    }
+}
+
+/* Attention that an oracle keeps of as many tokens in blocks of 64 and of 128: sizes of selection
+ * against each other. Blocks of 128 are pairs. */
+static void add_sizes(struct eval_attention *a, const struct view *v) {
+    int n = v->n_blocks / 2;
+    float *pairs = malloc(sizeof *pairs * (size_t)(n + 1));
+    if (!pairs) return;
+    for (int i = 0; i < n; i++) pairs[i] = v->all[2 * i] + v->all[2 * i + 1];
+    if (v->n_blocks % 2) pairs[n] = v->all[v->n_blocks - 1];
+    a->by_size[0] += share_of_best(v->all, v->n_blocks, a->n_best, v->sorted);
+    a->by_size[1] += share_of_best(pairs, n + v->n_blocks % 2, a->n_best / 2.0, v->sorted);
+    free(pairs);
+}
+
+static void add_attention(struct eval_attention *a, struct view *v, const struct target_masses *m,
+                          int n_window) {
+    int n = v->n_blocks;
+    a->n++;
+    a->n_layers = m->n_layers;
+    for (int l = 0; l < m->n_layers; l++) {
+        const float *layer = v->layer + (size_t)l * (size_t)n;
+        int same = 0, best = 0;
+        for (int h = 0; h < m->n_heads; h++) {
+            const float *from =
+                m->mass + ((size_t)l * (size_t)m->n_heads + (size_t)h) * (size_t)m->stride;
+            for (int s = 0; s < EVAL_SHARES; s++)
+                a->top[l][s] += share_of_best(from, n, eval_share[s] * n, v->sorted) / m->n_heads;
+        }
+        mark_best(layer, n, n_window, a->n_best, l ? v->mark : v->mark_first);
+        for (int b = 0; b < n; b++) {
+            best += v->mark_first[b];
+            same += v->mark_first[b] && (l == 0 || v->mark[b]);
+        }
+        a->overlap[l] += best ? (double)same / best : 1;
+    }
+    add_sizes(a, v);
+}
+
+/* ---- One text ---- */
+
+static void judge_lists(const struct eval_bed *b, const struct eval_columns *columns,
+                        const struct view *v, struct eval_loss *item) {
+    double sum = 0;
+    for (int i = 0; i < v->n_blocks; i++) sum += v->all[i];
+    for (int c = 0; c < columns->n; c++) {
+        double held = 0;
+        item->n_kept[c] = c ? b->kept[c].n : v->n_blocks;
+        item->recall[c] = item->mass[c] = 1;
+        if (c == 0 || b->is_dense[c]) continue;
+        for (int i = 0; i < b->kept[c].n; i++) held += v->all[b->kept[c].block[i]];
+        item->mass[c] = sum > 0 ? held / sum : 1;
+        item->recall[c] = eval_recall(v->all, v->n_blocks, b->kept[c].block, b->kept[c].n,
+                                      columns->at[c].settings.window_blocks);
+    }
+}
+
+/* Loss of ids[n] through every column's list. */
+static int force_all(struct eval_bed *b, const struct eval_columns *columns, const int32_t *ids,
+                     int n, struct eval_loss *item, struct err *e) {
+    float nll[EVAL_FOLLOWING];
+    int32_t best[EVAL_FOLLOWING], dense[EVAL_FOLLOWING];
+    int rc = 0;
+    for (int i = 0; i < n; i++) item->n_part[i * EVAL_PARTS / n]++;
+    for (int c = 0; c < columns->n && !rc; c++) {
+        if (c > 0 && b->is_dense[c]) {
+            memcpy(item->nll[c], item->nll[0], sizeof item->nll[0]);
+            item->n_agree[c] = n;
+            continue;
+        }
+        rc = target_trace_rewind(b->trace, b->scores.n_tokens, e);
+        if (!rc)
+            rc =
+                target_trace_force(b->trace, ids, n, eval_bed_kept(b, c), nll, c ? best : dense, e);
+        for (int i = 0; i < n && !rc; i++) {
+            item->nll[c][i * EVAL_PARTS / n] += (double)nll[i];
+            item->n_agree[c] += c == 0 || best[i] == dense[i];
+        }
+    }
+    return rc;
+}
+
+static int read_one(struct eval_bed *b, const struct eval_columns *columns,
+                    const struct eval_texts *texts, const struct eval_read_options *o, int i,
+                    struct eval_loss *item, struct eval_attention *attention, struct err *e) {
+    int j = i / o->n_lengths, n_look = TARGET_TRACE_LOOK;
+    int n = o->length[i % o->n_lengths], bos = tokenizer_adds_bos(b->tokenizer);
+    const struct eval_text *v = &texts->at[j % texts->n];
+    int first = eval_text_place(v, n + o->n_following, o->seed, (uint32_t)j);
+    const int32_t *ids = v->ids.ids + first, *following = ids + n - bos;
+    struct target_masses m;
+    struct view view;
+    int32_t *prompt = malloc(sizeof *prompt * (size_t)n);
+    if (!prompt) return err_raise(e, E_NOMEM, "no memory for a prompt of %d tokens", n);
+    if (bos) prompt[0] = tokenizer_bos(b->tokenizer);
+    memcpy(prompt + bos, ids, sizeof *prompt * (size_t)(n - bos));
+    *item = (struct eval_loss){
+        .length = i % o->n_lengths, .text = j % texts->n, .n_blocks = target_n_blocks(n)};
+    int rc = eval_bed_prompt(b, columns, prompt, n, o->seed + (uint64_t)j, e);
+    free(prompt);
+    if (!rc) rc = eval_bed_look(b, NULL, 0, following, n_look, &m, e);
+    if (!rc) rc = view_open(&view, target_n_blocks(n), m.n_layers, e);
+    if (rc) return rc;
+    read_masses(&view, &m);
+    add_attention(attention, &view, &m, TARGET_WINDOW_BLOCKS);
+    eval_bed_select(b, columns);
+    judge_lists(b, columns, &view, item);
+    view_close(&view);
+    return force_all(b, columns, following, o->n_following, item, e);
+}
+
+/* As many blocks as the first column that leaves some out keeps beside the pinned ones. */
+static int best_of(const struct eval_columns *columns, int n_tokens) {
+    for (int c = 1; c < columns->n; c++) {
+        const struct target_settings *s = &columns->at[c].settings;
+        int n = target_n_kept(s, n_tokens),
+            pinned = pinned_of(target_n_blocks(n_tokens), s->window_blocks);
+        if (n < target_n_blocks(n_tokens) && n > pinned) return n - pinned;
+    }
+    return (target_n_blocks(n_tokens) + 9) / 10;
+}
+
+int eval_read(struct eval_bed *b, const struct eval_columns *columns,
+              const struct eval_texts *texts, const struct eval_read_options *o,
+              const struct eval_clock *clock, struct eval_loss *items, int *n_items,
+              struct eval_attention attention[EVAL_MAX_LENGTHS], struct err *e) {
+    struct log_progress bar;
+    struct eval_progress progress;
+    int n = o->n * o->n_lengths, rc = 0;
+    ASSERT(o->n_following >= TARGET_TRACE_LOOK && o->n_following <= EVAL_FOLLOWING);
+    *n_items = 0;
+    for (int l = 0; l < o->n_lengths; l++)
+        attention[l] = (struct eval_attention){.n_best = best_of(columns, o->length[l])};
+    eval_progress_start(&progress, &bar, "texts", n);
+    for (int i = 0; i < n && !rc && !eval_clock_is_up(clock); i++) {
+        rc = read_one(b, columns, texts, o, i, &items[i], &attention[i % o->n_lengths], e);
+        if (!rc) eval_progress_at(&progress, ++*n_items);
+    }
+    eval_progress_end(&progress);
+    return rc;
+}
