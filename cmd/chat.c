@@ -155,6 +155,10 @@ static struct engine_sparsity sparsity_of(const struct client_sparsity *s) {
     struct engine_sparsity out = {.n_selections = (int)s->selections,
                                   .n_blocks = (int)s->blocks,
                                   .n_kept = (int)s->kept,
+                                  .n_kept_first = (int)s->first_kept,
+                                  .n_wide = (int)s->wide,
+                                  .n_cut = (int)s->cut,
+                                  .select_ns = (int64_t)(fmin(fmax(s->select_ms, 0), 1e12) * 1e6),
                                   .kv_shallow_bytes = (uint64_t)s->kv_shallow_bytes,
                                   .kv_deep_bytes = (uint64_t)s->kv_deep_bytes,
                                   .kv_dense_bytes = (uint64_t)s->kv_dense_bytes};
@@ -499,6 +503,14 @@ static void set_sparsity(struct client_settings *s, const struct sparsity_flags 
     if (f->s.min_blocks >= 0) client_set_int(s, "min_blocks", f->s.min_blocks);
     if (f->s.window_blocks >= 0) client_set_int(s, "window_blocks", f->s.window_blocks);
     if (f->s.reserve >= 0) client_set_real(s, "reserve", f->s.reserve);
+    if (f->threshold && f->s.threshold == TARGET_NO_THRESHOLD)
+        client_set_text(s, "keep_threshold", "off", 3);
+    else if (f->threshold) client_set_real(s, "keep_threshold", f->s.threshold);
+    if (f->s.smooth >= 0) client_set_real(s, "smooth", f->s.smooth);
+    if (f->reselect && f->s.reselect > 0) client_set_int(s, "reselect", f->s.reselect);
+    else if (f->reselect) client_set_text(s, "reselect", f->reselect, strlen(f->reselect));
+    if (f->reselector) client_set_text(s, "reselector", f->reselector, strlen(f->reselector));
+    if (f->s.surprise >= 0) client_set_real(s, "surprise", f->s.surprise);
 }
 
 static void make_settings(struct chat *c, const struct sampling_flags *f,

@@ -25,6 +25,18 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
                              f->keep);
     if (f->keep && f->s.keep_blocks > 0)
         return options_error(o, "--keep and --keep-blocks exclude each other");
+    if (f->threshold &&
+        target_threshold_parse(&f->s.threshold, f->threshold, strlen(f->threshold), &e))
+        return options_error(o, "--keep-threshold: '%s' is neither off nor a number", f->threshold);
+    if (f->reselect && target_reselect_parse(&f->s.reselect, f->reselect, strlen(f->reselect), &e))
+        return options_error(o,
+                             "--reselect: '%s' is none of off, step, surprise, or a number of "
+                             "tokens from 1 to %d",
+                             f->reselect, TARGET_MOST_BLOCKS);
+    if (f->reselector &&
+        target_reselector_parse(&f->s.reselector, f->reselector, strlen(f->reselector), &e))
+        return options_error(o, "--reselector: '%s' is not one of scorer, mean, recent, random",
+                             f->reselector);
     return -1;
 }
 
@@ -45,6 +57,12 @@ void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
     if (left_out(s))
         strbuf_printf(out, " kept %d of the prompt's %d blocks", s->n_kept, s->n_blocks);
     else strbuf_append_str(out, " left nothing out");
+    if (s->n_selections > 1)
+        strbuf_printf(
+            out,
+            "; selected %d times in %.1f ms (%d blocks at first, %d times wider, %d tokens "
+            "drawn anew)",
+            s->n_selections, (double)s->select_ns / 1e6, s->n_kept_first, s->n_wide, s->n_cut);
     if (s->kv_dense_bytes == 0) return;
     strbuf_printf(out, "; KV read: shallow layers %s,", cmd_bytes((double)s->kv_shallow_bytes));
     strbuf_printf(out, " deep layers %s,", cmd_bytes((double)s->kv_deep_bytes));

@@ -10,7 +10,7 @@
 
 /* As typed; NULL: not. The numbers stand in the settings themselves. */
 struct sparsity_flags {
-    const char *selector, *keep;
+    const char *selector, *keep, *threshold, *reselect, *reselector;
     struct target_settings s; /* what the flags fill */
 };
 
@@ -20,9 +20,10 @@ struct sparsity_flags {
     {OPTION_GROUP, "Sparse reading", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                       \
     {OPTION_STRING, "sparse", NULL, 0, &(f)->selector, "NAME", 0, 0,                               \
      "deep layers read part of the context, chosen by: observed (attention of the prompt's end), " \
-     "recent, random; all, off", otherwise},                                                       \
+     "scorer (--scorer), mean (of states), recent, random; all, off", otherwise},                  \
     {OPTION_STRING, "keep", NULL, 0, &(f)->keep, "X", 0, 0,                                        \
-     "share of the blocks of 64 tokens that stay, or curve: all to 8K, a tenth at 32K", "curve"},  \
+     "share of the blocks of 64 tokens that stay, or curve: the scorer's, else all to 8K, a "      \
+     "tenth at 32K; or points, as 8192:1,16384:.15", "curve"},                                     \
     {OPTION_INT, "keep-blocks", NULL, 0, &(f)->s.keep_blocks, "N", 0, TARGET_MOST_BLOCKS,          \
      "so many instead; 0: by --keep", "0"},                                                        \
     {OPTION_INT, "min-blocks", NULL, 0, &(f)->s.min_blocks, "N", 1, TARGET_MOST_BLOCKS,            \
@@ -30,7 +31,17 @@ struct sparsity_flags {
     {OPTION_INT, "window-blocks", NULL, 0, &(f)->s.window_blocks, "N", 1, TARGET_MOST_BLOCKS,      \
      "newest blocks that always stay (the first one does, too)", "3"},                             \
     {OPTION_DOUBLE, "reserve", NULL, 0, &(f)->s.reserve, "X", 0, 1,                                \
-     "share of the blocks that stay by chance, on top", "0.01"}
+     "share of the blocks that stay by chance, on top", "0.01"},                                   \
+    {OPTION_STRING, "keep-threshold", NULL, 0, &(f)->threshold, "X", 0, 0,                         \
+     "blocks that score less go, down to --min-blocks", "off"},                                    \
+    {OPTION_DOUBLE, "smooth", NULL, 0, &(f)->s.smooth, "X", 0, 1,                                  \
+     "so much of its neighbours' mean is added to a block's score", "0, or the scorer's"},         \
+    {OPTION_STRING, "reselect", NULL, 0, &(f)->reselect, "WHEN", 0, 0,                             \
+     "select anew inside an answer: off, every N tokens, step (each one), surprise", "off"},       \
+    {OPTION_STRING, "reselector", NULL, 0, &(f)->reselector, "NAME", 0, 0,                         \
+     "who selects then: scorer, mean, recent, random", "as --sparse; for observed the scorer"},    \
+    {OPTION_DOUBLE, "surprise", NULL, 0, &(f)->s.surprise, "NATS", 0, 100,                         \
+     "--reselect surprise: rise of the mean surprise of 16 tokens", "0.5"}
 /* clang-format on */
 
 void sparsity_flags_init(struct sparsity_flags *f);

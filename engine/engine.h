@@ -89,6 +89,8 @@ int engine_context(const struct engine *g); /* most tokens of a sequence, prompt
 const char *engine_model_name(const struct engine *g);
 const struct model_config *engine_draft_config(const struct engine *g); /* NULL: no draft */
 uint64_t engine_model_fingerprint(const struct engine *g);
+struct target_settings engine_sparse_defaults(const struct engine *g); /* of requests that ask for
+                                                                          nothing; resolved */
 bool engine_is_dummy(const struct engine *g); /* the weights are random; the model's name says so */
 
 /* ---- Requests ---- */

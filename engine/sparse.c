@@ -26,6 +26,10 @@ static struct target_settings resolve(const struct engine *g, const struct targe
     return target_settings_resolve(&g->sizes.o.sparse, asked ? asked : &none, NULL);
 }
 
+struct target_settings engine_sparse_defaults(const struct engine *g) {
+    return resolve(g, NULL);
+}
+
 int engine__sparse_check(const struct engine *g, const struct target_settings *asked,
                          struct err *e) {
     struct target_settings s = resolve(g, asked);

@@ -87,7 +87,8 @@ void client_read_speculation(struct client_speculation *out, const msgpack_objec
 /* What sparse reading did for one answer. */
 struct client_sparsity {
     char selector[24]; /* "" where the server says nothing of it */
-    int64_t selections, blocks, kept;
+    int64_t selections, wide, blocks, kept, first_kept, cut;
+    double select_ms;
     int64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
 };
 

@@ -55,6 +55,10 @@ static void take_sparsity(struct client_sparsity *out, const msgpack_object *map
     take_int(map, "selections", &out->selections);
     take_int(map, "blocks", &out->blocks);
     take_int(map, "kept", &out->kept);
+    take_int(map, "first_kept", &out->first_kept);
+    take_int(map, "wide", &out->wide);
+    take_int(map, "cut", &out->cut);
+    client__take_real(map, "select_ms", &out->select_ms);
     take_int(map, "kv_shallow_bytes", &out->kv_shallow_bytes);
     take_int(map, "kv_deep_bytes", &out->kv_deep_bytes);
     take_int(map, "kv_dense_bytes", &out->kv_dense_bytes);

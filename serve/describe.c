@@ -163,36 +163,47 @@ static void pack_keep(msgpack_packer *pk, const struct target_settings *s) {
     else msgpack_pack_nil(pk);
 }
 
+static void pack_reselect(msgpack_packer *pk, const struct target_settings *s) {
+    const char *name = target_reselect_name(s->reselect);
+    if (name) pack_pair_str(pk, "reselect", name);
+    else pack_pair_int(pk, "reselect", s->reselect);
+    pack_pair_str(pk, "reselector", target_selector_name(s->reselector));
+}
+
 void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     bool off = s->settings.selector == TARGET_OFF;
-    msgpack_pack_map(pk, off ? 1 : 9);
+    msgpack_pack_map(pk, off ? 1 : 15);
     pack_pair_str(pk, "selector", target_selector_name(s->settings.selector));
     if (off) return;
     pack_keep(pk, &s->settings);
     pack_pair_int(pk, "selections", s->n_selections);
     pack_pair_int(pk, "blocks", s->n_blocks);
     pack_pair_int(pk, "kept", s->n_kept);
+    pack_pair_int(pk, "first_kept", s->n_kept_first);
+    pack_reselect(pk, &s->settings);
+    pack_pair_int(pk, "wide", s->n_wide);
+    pack_pair_int(pk, "cut", s->n_cut);
+    pack_pair_real(pk, "select_ms", (double)s->select_ns / 1e6);
     pack_pair_u64(pk, "kv_shallow_bytes", s->kv_shallow_bytes);
     pack_pair_u64(pk, "kv_deep_bytes", s->kv_deep_bytes);
     pack_pair_u64(pk, "kv_dense_bytes", s->kv_dense_bytes);
 }
 
-/* What a request gets that names nothing of it; nil where the server was not told. */
+/* What a request gets that names nothing of it. */
 static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
-    const struct engine_options *o = s->options.engine;
-    struct target_settings none, all;
-    if (!o) {
-        msgpack_pack_nil(pk);
-        return;
-    }
-    target_settings_unset(&none);
-    all = target_settings_resolve(&o->sparse, &none, NULL);
-    msgpack_pack_map(pk, 6);
+    const struct target_settings all = engine_sparse_defaults(s->engine);
+    msgpack_pack_map(pk, 11);
     pack_pair_str(pk, "selector", target_selector_name(all.selector));
     pack_keep(pk, &all);
     pack_pair_int(pk, "min_blocks", all.min_blocks);
     pack_pair_int(pk, "window_blocks", all.window_blocks);
     pack_pair_real(pk, "reserve", all.reserve);
+    rpc_pack_str(pk, "keep_threshold");
+    if (all.threshold == TARGET_NO_THRESHOLD) msgpack_pack_nil(pk);
+    else rpc_pack_real(pk, all.threshold);
+    pack_pair_real(pk, "smooth", all.smooth);
+    pack_reselect(pk, &all);
+    pack_pair_real(pk, "surprise", all.surprise);
 }
 
 /* ---- stats ---- */
@@ -265,11 +276,15 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "kv_shallow_bytes_read", st.kv_shallow_bytes_read);
     pack_pair_u64(pk, "kv_deep_bytes_read", st.kv_deep_bytes_read);
     rpc_pack_str(pk, "sparsity");
-    msgpack_pack_map(pk, 4);
+    msgpack_pack_map(pk, 8);
     pack_pair_u64(pk, "requests", st.n_sparse_requests);
     pack_pair_u64(pk, "selections", st.n_selections);
     pack_pair_u64(pk, "blocks", st.n_blocks_selected);
     pack_pair_u64(pk, "kept", st.n_blocks_kept);
+    pack_pair_u64(pk, "reselections", st.n_reselections);
+    pack_pair_u64(pk, "wide", st.n_wide);
+    pack_pair_u64(pk, "cut", st.n_cut);
+    pack_pair_real(pk, "select_seconds", st.select_seconds);
     pack_pair_real(pk, "step_seconds", st.step_seconds);
     pack_pair_real(pk, "overhead_seconds", st.overhead_seconds);
     rpc_pack_str(pk, "speculation");

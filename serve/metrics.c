@@ -153,6 +153,14 @@ static void sparsity(struct strbuf *b, const char *m, const struct engine_stats 
         (double)st->n_blocks_selected);
     one(b, m, "tandem_sparse_kept_blocks_total", "counter", "Of these, kept.",
         (double)st->n_blocks_kept);
+    one(b, m, "tandem_sparse_reselections_total", "counter",
+        "Of the lists, those made inside an answer.", (double)st->n_reselections);
+    one(b, m, "tandem_sparse_surprises_total", "counter",
+        "Of the lists, those made wider by surprise.", (double)st->n_wide);
+    one(b, m, "tandem_sparse_cut_tokens_total", "counter",
+        "Verified tokens drawn anew because a new list began before them.", (double)st->n_cut);
+    one(b, m, "tandem_sparse_select_seconds_total", "counter", "Time spent scoring and selecting.",
+        st->select_seconds);
 }
 
 void metrics__text(struct server *s, struct strbuf *b) {

@@ -47,6 +47,11 @@ void params__defaults(struct request_options *o) {
         {"min_blocks", PARAM_INT, AT(sparse.min_blocks), 1, TARGET_MOST_BLOCKS, false},            \
         {"window_blocks", PARAM_INT, AT(sparse.window_blocks), 1, TARGET_MOST_BLOCKS, false},      \
         {"reserve", PARAM_REAL, AT(sparse.reserve), 0, 1, false},                                  \
+        {"keep_threshold", PARAM_THRESHOLD, AT(sparse.threshold), -1e30, 1e30, false},             \
+        {"smooth", PARAM_REAL, AT(sparse.smooth), 0, 1, false},                                    \
+        {"reselect", PARAM_RESELECT, AT(sparse.reselect), 1, TARGET_MOST_BLOCKS, false},           \
+        {"reselector", PARAM_RESELECTOR, AT(sparse.reselector), 0, 0, false},                      \
+        {"surprise", PARAM_REAL, AT(sparse.surprise), 0, 100, true},                               \
         {"drafted", PARAM_BOOL, AT(drafted), 0, 0, false},                                         \
         {"conversation", PARAM_CONVERSATION, AT(conversation), 0, 0, false}, {                     \
         "n", PARAM_ONE, 0, 0, 0, false                                                             \
@@ -195,6 +200,57 @@ static int read_keep(const struct param *t, const msgpack_object *v, struct targ
     return 0;
 }
 
+static bool is_false(const msgpack_object *v) {
+    return v->type == MSGPACK_OBJECT_BOOLEAN && !v->via.boolean;
+}
+
+/* "off", false, or a number. */
+static int read_threshold(const struct param *t, const msgpack_object *v, double *out,
+                          struct err *e) {
+    if (is_false(v) || rpc_text_is(v, "off")) {
+        *out = TARGET_NO_THRESHOLD;
+        return 0;
+    }
+    if (!rpc_real(v, out))
+        return err_raise(e, E_INVALID, "%s must be a number, \"off\" or false, not %s", t->name,
+                         rpc_type_name(v));
+    if (!(*out >= t->lo && *out <= t->hi))
+        return err_raise(e, E_RANGE, "%s is %.15g, allowed is [%g, %g]", t->name, *out, t->lo,
+                         t->hi);
+    return 0;
+}
+
+/* When, by name, or after how many tokens. */
+static int read_reselect(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
+    const char *s;
+    size_t n;
+    double x;
+    if (is_false(v)) {
+        *out = TARGET_RESELECT_OFF;
+        return 0;
+    }
+    if (rpc_text(v, &s, &n)) return target_reselect_parse(out, s, n, e);
+    if (!rpc_real(v, &x) || x != floor(x))
+        return err_raise(e, E_INVALID,
+                         "%s must be \"off\", \"step\", \"surprise\" or an integer in [1, %d]",
+                         t->name, TARGET_MOST_BLOCKS);
+    if (x < t->lo || x > t->hi)
+        return err_raise(
+            e, E_RANGE, "%s is %.15g, allowed is \"off\", \"step\", \"surprise\" or [1, %d] tokens",
+            t->name, x, TARGET_MOST_BLOCKS);
+    *out = (int)x;
+    return 0;
+}
+
+static int read_reselector(const struct param *t, const msgpack_object *v, int *out,
+                           struct err *e) {
+    const char *s;
+    size_t n;
+    if (!rpc_text(v, &s, &n))
+        return err_raise(e, E_INVALID, "%s must be a str, not %s", t->name, rpc_type_name(v));
+    return target_reselector_parse(out, s, n, e);
+}
+
 static int read_value(const struct param *t, void *out, const msgpack_object *v, uint64_t salt_seed,
                       struct err *e) {
     char *field = (char *)out + t->offset;
@@ -243,6 +299,12 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_sparse(t, v, (int *)field, e);
     case PARAM_KEEP:
         return read_keep(t, v, (struct target_settings *)field, e);
+    case PARAM_THRESHOLD:
+        return read_threshold(t, v, (double *)field, e);
+    case PARAM_RESELECT:
+        return read_reselect(t, v, (int *)field, e);
+    case PARAM_RESELECTOR:
+        return read_reselector(t, v, (int *)field, e);
     case PARAM_COUPLING: {
         const char *s;
         size_t n;

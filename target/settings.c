@@ -71,6 +71,26 @@ static bool read_number(const char *s, size_t n, double *out) {
     return !*end;
 }
 
+int target_threshold_parse(double *out, const char *s, size_t n, struct err *e) {
+    bool minus = n > 0 && s[0] == '-';
+    if (is_word(s, n, "off")) {
+        *out = TARGET_NO_THRESHOLD;
+        return 0;
+    }
+    if (!read_number(s + minus, n - minus, out) || isinf(*out))
+        return err_raise(e, E_RANGE, "keep_threshold is \"%.*s\", allowed is \"off\" or a number",
+                         shown(n), s);
+    if (minus) *out = -*out;
+    return 0;
+}
+
+const char *target_reselect_name(int reselect) {
+    return reselect == TARGET_RESELECT_OFF        ? "off"
+           : reselect == TARGET_RESELECT_STEP     ? "step"
+           : reselect == TARGET_RESELECT_SURPRISE ? "surprise"
+                                                  : NULL;
+}
+
 int target_reselect_parse(int *out, const char *s, size_t n, struct err *e) {
     double x;
     if (is_word(s, n, "off")) *out = TARGET_RESELECT_OFF;

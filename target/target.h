@@ -116,11 +116,15 @@ bool target_needs_scorer(const struct target_settings *s);
 uint64_t target_settings_law(const struct target_settings *s);
 
 const char *target_selector_name(int selector); /* "off", "observed"...; "?" */
+/* "off", "step", "surprise"; NULL: a number of tokens. */
+const char *target_reselect_name(int reselect);
 /* The name need not end in NUL; E_RANGE names what is allowed. */
 int target_selector_parse(int *out, const char *s, size_t n, struct err *e);
 /* Into s->keep, for a curve's points into s->curve, too: "curve", a number of (0, 1], or points as
  * "8192:1,16384:.15" with tokens ascending. E_RANGE with what is allowed. */
 int target_keep_parse(struct target_settings *s, const char *text, size_t n, struct err *e);
+/* "off" or a number; E_RANGE. */
+int target_threshold_parse(double *out, const char *s, size_t n, struct err *e);
 /* "off", "step", "surprise" or a number of tokens; E_RANGE names what is allowed. */
 int target_reselect_parse(int *out, const char *s, size_t n, struct err *e);
 /* One that can select inside an answer; E_RANGE names them. */

@@ -215,6 +215,13 @@ static void remember(struct engine *g, const struct engine_request *r) {
     memcpy(t->ids + n_prompt, r->tokens, (size_t)r->n_tokens * sizeof *t->ids);
 }
 
+struct target_settings engine_sparse_defaults(const struct engine *g) {
+    struct target_settings none;
+    (void)g;
+    target_settings_unset(&none);
+    return target_settings_resolve(&none, &none, NULL);
+}
+
 /* As if each token of the prompt were a block. */
 static void select_blocks(const struct engine_submit_options *o, struct engine_sparsity *out) {
     struct target_settings none;
@@ -224,6 +231,7 @@ static void select_blocks(const struct engine_submit_options *o, struct engine_s
     out->n_selections = 1;
     out->n_blocks = o->n_prompt;
     out->n_kept = target_n_kept(&out->settings, o->n_prompt * TARGET_BLOCK);
+    out->n_kept_first = out->n_kept;
     out->kv_shallow_bytes = 1000;
     out->kv_deep_bytes = 500;
     out->kv_dense_bytes = 3000;

@@ -103,11 +103,21 @@ static void test_flags_sparse(void) {
     assert_true(f.o.sparse.keep == 0.1);
     assert_int_equal(f.o.sparse.min_blocks, 4);
     assert_int_equal(f.o.select_layer, 12);
+    taken(&f, "-m t --keep-threshold -1.5 --smooth .5 --reselect surprise --reselector mean "
+              "--surprise .25 --keep 4096:1,8192:.5");
+    assert_true(f.o.sparse.threshold == -1.5 && f.o.sparse.smooth == .5);
+    assert_true(f.o.sparse.surprise == .25 && f.o.sparse.curve.at[1].keep == .5);
+    assert_int_equal(f.o.sparse.reselect, TARGET_RESELECT_SURPRISE);
+    assert_int_equal(f.o.sparse.reselector, TARGET_MEAN);
     taken(&f, "-m t --keep curve");
     assert_true(f.o.sparse.keep == TARGET_CURVE);
     static const char *const bad[][2] = {
         {"-m t --sparse some", "--sparse: 'some' is not one of off, all, observed"},
         {"-m t --keep 0", "--keep: '0' is neither curve, a share above 0"},
+        {"-m t --keep-threshold low", "--keep-threshold: 'low' is neither off nor a number"},
+        {"-m t --reselect often", "--reselect: 'often' is none of off, step, surprise"},
+        {"-m t --reselector observed", "--reselector: 'observed' is not one of scorer, mean"},
+        {"-m t --smooth 2", "--smooth"},
         {"-m t --keep 0.5 --keep-blocks 3", "--keep and --keep-blocks exclude each other"},
         {"-m t --min-blocks 0", "--min-blocks"},
         {"-m t --reserve 1.5", "--reserve"},

@@ -46,7 +46,9 @@ static void test_serve_describes_itself(void) {
         "\"layers\"=>2, \"context\"=>2048}, \"speculation\"=>{\"draft_tokens\"=>\"auto\", "
         "\"max_draft_tokens\"=>8, \"lookup\"=>true, \"coupling\"=>\"lossless\"}, "
         "\"sparsity\"=>{\"selector\"=>\"off\", \"keep\"=>\"curve\", \"keep_blocks\"=>nil, "
-        "\"min_blocks\"=>32, \"window_blocks\"=>3, \"reserve\"=>0.010000}}, "
+        "\"min_blocks\"=>32, \"window_blocks\"=>3, \"reserve\"=>0.010000, "
+        "\"keep_threshold\"=>nil, \"smooth\"=>0.000000, \"reselect\"=>\"off\", "
+        "\"reselector\"=>\"mean\", \"surprise\"=>0.500000}}, "
         "\"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
         "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20, "
         "\"draft_tokens\"=>16}}]");

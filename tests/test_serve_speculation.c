@@ -57,6 +57,26 @@ static void test_serve_speculation_refusals(void) {
         {"'min_blocks':0", "min_blocks is 0, allowed is [1, 1048576]", "min_blocks"},
         {"'window_blocks':1.5", "window_blocks must be an integer, not 1.5", "window_blocks"},
         {"'reserve':2", "reserve is 2, allowed is [0, 1]", "reserve"},
+        {"'keep_threshold':'low'", "keep_threshold must be a number, \"off\" or false, not a str",
+         "keep_threshold"},
+        {"'keep_threshold':1e300", "keep_threshold is 1e+300, allowed is [-1e+30, 1e+30]",
+         "keep_threshold"},
+        {"'smooth':1.5", "smooth is 1.5, allowed is [0, 1]", "smooth"},
+        {"'reselect':0",
+         "reselect is 0, allowed is \"off\", \"step\", \"surprise\" or [1, 1048576] tokens",
+         "reselect"},
+        {"'reselect':'often'",
+         "reselect is \"often\", allowed is \"off\", \"step\", \"surprise\" or [1, 1048576] "
+         "tokens",
+         "reselect"},
+        {"'reselect':1.5",
+         "reselect must be \"off\", \"step\", \"surprise\" or an integer in [1, 1048576]",
+         "reselect"},
+        {"'reselector':'observed'",
+         "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"recent\" or "
+         "\"random\"",
+         "reselector"},
+        {"'surprise':0", "surprise is 0, allowed is (0, 100]", "surprise"},
         {"'lookup':1", "lookup must be true or false, not an integer", "lookup"},
         {"'draft_model':'no'", "draft_model must be true or false, not a str", "draft_model"},
         {"'drafted':'yes'", "drafted must be true or false, not a str", "drafted"},
@@ -104,16 +124,20 @@ static void test_serve_sparsity(void) {
     struct peer p;
     start(&s, &p, 0, 1);
     peer_send(&p, "[0,1,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
-                  "'observed','keep_blocks':5,'window_blocks':2}]]");
+                  "'observed','keep_blocks':5,'window_blocks':2,'reselect':'surprise',"
+                  "'reselector':'recent','surprise':0.25,'smooth':0.5,'keep_threshold':false}]]");
     peer_expect(&p, "[1, 1, nil, {%\"sparsity\"=>{\"selector\"=>\"observed\", \"keep\"=>nil, "
                     "\"keep_blocks\"=>5, \"selections\"=>1, \"blocks\"=>12, \"kept\"=>5, "
+                    "\"first_kept\"=>5, \"reselect\"=>\"surprise\", \"reselector\"=>\"recent\", "
+                    "\"wide\"=>0, \"cut\"=>0, \"select_ms\"=>0.000000, "
                     "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
                     "\"kv_dense_bytes\"=>3000}}]");
     peer_send(&p, "[0,2,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
-                  "'random','keep':0.25,'min_blocks':1}]]");
+                  "'random','keep':0.25,'min_blocks':1,'reselect':64}]]");
     peer_expect(&p, "[1, 2, nil, {%\"sparsity\"=>{\"selector\"=>\"random\", "
                     "\"keep\"=>0.250000, \"keep_blocks\"=>nil, \"selections\"=>1, "
-                    "\"blocks\"=>12, \"kept\"=>4, %}}]");
+                    "\"blocks\"=>12, \"kept\"=>4, %\"reselect\"=>64, "
+                    "\"reselector\"=>\"random\", %}}]");
     peer_send(&p, "[0,3,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':'recent'}]]");
     peer_expect(&p, "[1, 3, nil, {%\"sparsity\"=>{\"selector\"=>\"recent\", "
                     "\"keep\"=>\"curve\", %\"kept\"=>2, %}}]");

@@ -394,6 +394,16 @@ static void test_target_names(void) {
         int n;
     } points[] = {{"off", 0}, {"step", 1}, {"surprise", TARGET_RESELECT_SURPRISE}, {"64", 64}};
     int n;
+    double x;
+    assert_int_equal(target_threshold_parse(&x, "-1.5", 4, &e), 0);
+    assert_true(x == -1.5);
+    assert_int_equal(target_threshold_parse(&x, "off", 3, &e), 0);
+    assert_true(x == TARGET_NO_THRESHOLD);
+    assert_int_equal(target_threshold_parse(&x, "-", 1, &e), E_RANGE);
+    assert_int_equal(target_threshold_parse(&x, "", 0, &e), E_RANGE);
+    assert_int_equal(target_threshold_parse(&x, "9e999", 5, &e), E_RANGE);
+    assert_string_equal(target_reselect_name(1), "step");
+    assert_null(target_reselect_name(2));
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         assert_int_equal(target_reselect_parse(&n, points[i].text, strlen(points[i].text), &e), 0);
         assert_int_equal(n, points[i].n);
