@@ -58,7 +58,7 @@ static void add(struct target_trace *t, const struct answers *a, int i, const in
 }
 
 /* Run what the batch holds; logits of the live answers stand behind the trace's own row. */
-static int run(struct target_trace *t, struct err *e) {
+static int run(struct target_trace *t, bool record, struct err *e) {
     struct model_pass p;
     int rc =
         model_batch_finish(&t->batch, t->k, &t->params, 0, sizeof(struct kern_sample), NULL, &p, e);
@@ -72,7 +72,14 @@ static int run(struct target_trace *t, struct err *e) {
     p.logits = t->logits + (size_t)vocab_of(t);
     p.logits_stride = (size_t)vocab_of(t);
     t->is_enqueued = true;
-    return model_forward(t->m, &p, e);
+    if (!record) return model_forward(t->m, &p, e);
+    bool replayed = false;
+    uint64_t key[KERN_RECORD_KEY];
+    model_batch_key(&t->batch, &p, 0, key);
+    rc = t->k->ops->record_begin(t->k, key, &replayed, e);
+    if (rc || replayed) return rc;
+    rc = model_forward(t->m, &p, e);
+    return rc ? rc : t->k->ops->record_end(t->k, e);
 }
 
 /* One pass of n rows for every live answer: ids[n], the same for all, or (n 1) answer i's ids[i].
@@ -88,7 +95,11 @@ static int append(struct target_trace *t, struct answers *a, const int32_t *ids,
         a->live[n_live++] = i;
     }
     a->n_live = n_live;
-    return rc || n_live == 0 ? rc : run(t, e);
+    if (rc || n_live == 0) return rc;
+    /* One shape, one recording, however many answers are still going on. */
+    bool record = n == 1 && t->batch.records;
+    if (record) model_batch_pad(&t->batch, a->n, a->n, a->n);
+    return run(t, record, e);
 }
 
 /* The greedy token of n rows of logits from `first` on, into token[n]. */
