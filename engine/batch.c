@@ -12,6 +12,11 @@ static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) 
     return k->ops->accept_scratch_bytes(k, z->caps.max_seqs, z->vocab);
 }
 
+/* Lines of masses that a pass may fill, or scores: each sequence one. */
+static size_t mass_lines(const struct engine_sizes *z) {
+    return (size_t)z->caps.max_seqs;
+}
+
 /* Bytes of each part, where `s` is not NULL, and every pointer of b. All counts are bounded: rows
  * and sequences by engine__sizes, vocab and blocks by the model's config. */
 static void layout(struct engine_batch *b, struct model_carve *c, const struct engine_sizes *z,
@@ -34,8 +39,8 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     b->scratch = model_carve_dev(c, scratch_bytes(z, k));
     if (s) s->sample_bytes = c->dev_used - start;
     start = c->dev_used;
-    size_t n_mass = seqs * (size_t)z->caps.max_blocks;
-    model_carve_array(c, &b->mass_row, (size_t)z->caps.max_rows, sizeof(uint8_t));
+    size_t n_mass = mass_lines(z) * (size_t)z->caps.max_blocks;
+    model_carve_array(c, &b->mass_line, (size_t)z->caps.max_rows, sizeof(int32_t));
     model_carve_array(c, &b->mass, n_mass, sizeof(float));
     b->no_mass = model_carve_host(c, n_mass * sizeof(float));
     if (s) s->selection_bytes = c->dev_used - start;
@@ -132,7 +137,7 @@ static int fill_rows(struct engine *g, struct engine_request *r) {
     int first = r->n_rows - r->n_logits;
     r->first_row = row;
     r->pass_idx = idx;
-    engine__sparse_mark(g, r, row, idx);
+    engine__sparse_mark(g, r, row);
     r->first_logit = b->n_logits;
     r->first_draft = row + first + 1;
     for (int i = first; i < r->n_rows; i++)
@@ -175,21 +180,22 @@ static void pad(struct engine_batch *b) {
     }
 }
 
-/* Marked rows and empty lines for what they see, to the backend. */
+static size_t mass_bytes(const struct engine_batch *b) {
+    return (size_t)b->n_mass * (size_t)b->pass.caps.max_blocks * sizeof(float);
+}
+
+/* Rows' lines and nothing in them, to the backend. */
 static int put_mass(struct engine *g, struct model_pass *pass, struct err *e) {
     const struct kern_ops *ops = g->kern->ops;
     struct engine_batch *b = &g->batch;
-    size_t blocks = (size_t)b->pass.caps.max_blocks;
-    size_t at = (size_t)b->first_mass * blocks, n = (size_t)b->end_mass * blocks - at;
-    if (n == 0) return 0;
-    int rc = ops->upload(g->kern, b->mass_row.dev, b->mass_row.host,
-                         (size_t)(b->pass.n_gen + b->pass.n_prompt), e);
-    if (!rc)
-        rc = ops->upload(g->kern, (float *)b->mass.dev + at, b->no_mass + at, n * sizeof(float), e);
+    if (b->n_mass == 0) return 0;
+    int rc = ops->upload(g->kern, b->mass_line.dev, b->mass_line.host,
+                         (size_t)(b->pass.n_gen + b->pass.n_prompt) * sizeof(int32_t), e);
+    if (!rc) rc = ops->upload(g->kern, b->mass.dev, b->no_mass, mass_bytes(b), e);
     for (int i = 0; i < g->sizes.n_groups; i++) {
         if (g->sizes.group_class[i] != KVPOOL_DEEP) continue;
         pass->group[i].taps.mass = b->mass.dev;
-        pass->group[i].taps.mass_row = b->mass_row.dev;
+        pass->group[i].taps.mass_line = b->mass_line.dev;
     }
     return rc;
 }
@@ -215,7 +221,7 @@ static int put(struct engine *g, struct model_pass *pass, struct err *e) {
 
 static void begin(struct engine_batch *b) {
     model_batch_begin(&b->pass);
-    b->n_rounds = b->first_mass = b->end_mass = 0;
+    b->n_rounds = b->n_mass = 0;
     b->has_penalties = false;
 }
 
@@ -272,7 +278,8 @@ int engine__batch_run(struct engine *g, const struct model_pass *pass, struct er
     uint64_t key[KERN_RECORD_KEY];
     bool replayed = false;
     if (pass->batch.rows.n_prompt > 0) return compute(g, pass, e);
-    model_batch_key(&b->pass, pass, (uint64_t)b->n_rounds << 1 | b->has_penalties, key);
+    model_batch_key(&b->pass, pass,
+                    (uint64_t)b->n_rounds << 2 | (b->n_mass > 0) << 1 | b->has_penalties, key);
     int rc = ops->record_begin(g->kern, key, &replayed, e);
     if (rc || replayed) return rc;
     rc = compute(g, pass, e);
@@ -285,11 +292,8 @@ int engine__batch_fetch(struct engine *g, struct err *e) {
     int rc = g->kern->ops->fetch(
         g->kern, b->kv_bytes.host, b->kv_bytes.dev,
         model_array_span(&b->kv_bytes, &b->sampled, n, sizeof(struct kern_sampled)), e);
-    size_t blocks = (size_t)b->pass.caps.max_blocks, at = (size_t)b->first_mass * blocks;
-    size_t n_mass = (size_t)b->end_mass * blocks - at;
-    if (rc || n_mass == 0) return rc;
-    return g->kern->ops->fetch(g->kern, (float *)b->mass.host + at, (float *)b->mass.dev + at,
-                               n_mass * sizeof(float), e);
+    if (rc || b->n_mass == 0) return rc;
+    return g->kern->ops->fetch(g->kern, b->mass.host, b->mass.dev, mass_bytes(b), e);
 }
 
 void engine__batch_kv_bytes(struct engine *g, uint64_t out[ENGINE_MAX_GROUPS]) {

@@ -182,11 +182,11 @@ struct engine_batch {
     uint16_t *count;                   /* [vocab], staging: a heap block, so that it may change */
     void *scratch;                     /* of the decision */
     void *host_block, *dev_block_base; /* what everything above is carved from */
-    /* What deep layers' attention saw of marked prompt rows: a step of its own that has any. */
-    struct model_array mass_row; /* u8 [max_rows] */
-    struct model_array mass;     /* f32 [max_seqs][max_blocks], by sequence of the pass */
-    const float *no_mass;        /* host: as many zeroes */
-    int first_mass, end_mass;    /* lines of this pass */
+    /* What deep layers' attention saw of the rows that are looked at, in a pass that has any. */
+    struct model_array mass_line; /* i32 [max_rows] */
+    struct model_array mass;      /* f32 [lines][max_blocks] */
+    const float *no_mass;         /* host: as many zeroes */
+    int n_mass;                   /* lines of this pass */
     struct engine_states states;
     uint64_t kv_bytes_seen[ENGINE_MAX_GROUPS]; /* of kv_bytes, at the last look */
     int n_rounds;
@@ -257,8 +257,8 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
  * settings. 0: nobody's. */
 uint64_t engine__sparse_owner(const struct engine_request *r);
 
-/* Mark those of its rows in the pass that `observed` looks at: first_row..., sequence idx. */
-void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row, int idx);
+/* Give lines to those of its rows in the pass that are looked at: first_row... */
+void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row);
 
 /* After the sync: take in what was seen. Before its first answer token is committed: select, or
  * ask for it. */

@@ -69,20 +69,23 @@ uint64_t engine__sparse_owner(const struct engine_request *r) {
 
 /* ---- Looking ---- */
 
-void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row, int idx) {
-    struct engine_batch *b = &g->batch;
-    uint8_t *mark = b->mass_row.host;
+/* The pass's next n lines. */
+static int take_lines(struct engine_batch *b, int n) {
+    int32_t *line = b->mass_line.host;
+    for (int i = 0; b->n_mass == 0 && i < b->pass.caps.max_rows; i++) line[i] = -1;
+    b->n_mass += n;
+    return b->n_mass - n;
+}
+
+void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row) {
+    int32_t *line = g->batch.mass_line.host;
     int from = r->n_prompt - TARGET_ROWS, end = r->n_kv + r->n_rows;
     r->mass_line = -1;
     if (engine__decodes(r) || !r->score || end <= from || !target_observes(&r->sparse, r->n_prompt))
         return;
-    if (b->first_mass == b->end_mass) {
-        for (int i = 0; i < b->pass.caps.max_rows; i++) mark[i] = 0;
-        b->first_mass = idx;
-    }
-    b->end_mass = idx + 1;
-    r->mass_line = idx;
-    for (int i = 0; i < r->n_rows; i++) mark[first_row + i] = r->n_kv + i >= from;
+    r->mass_line = take_lines(&g->batch, 1);
+    for (int i = 0; i < r->n_rows; i++)
+        if (r->n_kv + i >= from) line[first_row + i] = r->mass_line;
 }
 
 void engine__sparse_see(struct engine *g, struct engine_request *r) {

@@ -140,12 +140,15 @@ struct kern_lists {
 
 /* Optional outputs of attention. Zero: none. */
 struct kern_attn_taps {
-    /* [n_seqs][capacity] f32, zeroed by the caller: attention mass of each list entry, maximum over
-     * heads and over the rows that mass_row marks. SparDA's `observed` selection and labels. */
+    /* [lines][capacity] f32, zeroed by the caller: attention mass of each list entry, maximum over
+     * heads and over the rows of one line. SparDA's `observed` selection and labels. */
     float *mass;
-    const uint8_t *mass_row; /* [n_rows] 1: counts */
+    /* [n_rows] line of `mass` that takes the row's masses (with lists per KV head: the first of
+     * n_kv_heads lines); -1: the row is not looked at. Rows of several sequences share no line.
+     * Looking changes no bit of `out`. */
+    const int32_t *mass_line;
     /* [n_seqs][n_heads][capacity] f32, zeroed by the caller: attention mass of each list entry by
-     * query head, summed over the rows that mass_row marks in the order of rows. What a scorer's
+     * query head, summed over the rows that have a line in the order of rows. What a scorer's
      * training is told (target/). */
     float *head_mass;
     /* [n_rows] u64: bit i of a row's mask says whether it sees the i-th row of its sequence's rows

@@ -105,7 +105,7 @@ static void layout(struct target_trace *t, struct model_carve *c) {
     model_carve_array(c, &t->note, 1, sizeof(struct kern_note));
     model_carve_array(c, &t->params, look, sizeof(struct kern_sample));
     model_carve_array(c, &t->recent, look, sizeof(int32_t));
-    model_carve_array(c, &t->mark, (size_t)caps.max_rows, sizeof(uint8_t));
+    model_carve_array(c, &t->mark, (size_t)caps.max_rows, sizeof(int32_t));
     model_batch_lists(&t->batch, c);
     model_carve_array(c, &t->sampled, look, sizeof(struct kern_sampled));
     model_carve_array(c, &t->seen, mass_floats(t), f);
@@ -228,7 +228,7 @@ static void fill(struct target_trace *t, const struct rows *r) {
     }
     *(struct kern_note *)t->note.host =
         (struct kern_note){.first_row = t->n_tokens, .position = t->n_tokens, .n_rows = r->n};
-    for (int i = 0; i < r->n; i++) ((uint8_t *)t->mark.host)[i] = i >= r->first_mark;
+    for (int i = 0; i < r->n; i++) ((int32_t *)t->mark.host)[i] = i >= r->first_mark ? 0 : -1;
     /* The tokens are drawn by force: see FORCED. */
     for (int i = 0; i < r->n && i < TARGET_TRACE_LOOK; i++) {
         ((int32_t *)t->recent.host)[i] = r->ids[i];
@@ -280,7 +280,7 @@ static void set_groups(const struct target_trace *t, const struct rows *r, struc
         to->arena = t->group_arena[g];
         to->kv_dtype = t->o.kv_dtype;
         if (g < t->n_groups - 1 || r->first_mark >= r->n) continue;
-        to->taps.mass_row = t->mark.dev;
+        to->taps.mass_line = t->mark.dev;
         if (r->heads) to->taps.head_mass = t->mass;
         else to->taps.mass = t->mass;
         to->head_mass_stride = (size_t)t->c->n_heads * (size_t)t->n_blocks;
@@ -305,7 +305,7 @@ static int run(struct target_trace *t, const struct rows *r, struct err *e) {
     int rc = target__trace_settle(t, e);
     if (rc) return rc;
     fill(t, r);
-    rc = model_batch_finish(&t->batch, t->k, &t->mark, r->n, sizeof(uint8_t), NULL, &p, e);
+    rc = model_batch_finish(&t->batch, t->k, &t->mark, r->n, sizeof(int32_t), NULL, &p, e);
     if (rc) return rc;
     set_groups(t, r, &p);
     p.logits = t->logits + (size_t)vocab_of(t);

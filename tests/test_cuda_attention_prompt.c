@@ -18,7 +18,7 @@
 #include "base/half.h"
 #include "tests/cuda_helper.h"
 
-enum { MAX_SEQS = 6, LAYERS = 2, UNIT = 1024 };
+enum { MAX_SEQS = 6, LAYERS = 2, UNIT = 1024, MASS_LINES = 2 }; /* lines a sequence */
 
 /* ---- A pass -------------------------------------------------------------------------------- */
 
@@ -48,12 +48,13 @@ struct pass {
     uint8_t *cpu, *gpu; /* pages in either order, both on the host */
     float *qkv;
     uint64_t *ancestors; /* NULL: none */
-    uint8_t *mass_row;   /* NULL: none */
+    int32_t *mass_line;  /* NULL: none */
 };
 
 /* What a backend gave. */
 struct result {
-    float *out, *mass, *head_mass; /* head_mass: [n_seqs][n_heads][capacity] */
+    float *out, *mass; /* mass: [n_lists * MASS_LINES][capacity] */
+    float *head_mass;  /* [n_seqs][n_heads][capacity] */
     uint64_t bytes;
 };
 
@@ -196,7 +197,7 @@ static struct pass *make(struct shape s, const struct seq *seqs, int n_seqs, boo
 
 static void discard(struct pass *p) {
     void *all[] = {p->cpu,  p->gpu,   p->position, p->row_seq,   p->qkv,
-                   p->page, p->block, p->n_blocks, p->ancestors, p->mass_row};
+                   p->page, p->block, p->n_blocks, p->ancestors, p->mass_line};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(p);
 }
@@ -246,11 +247,12 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     uint64_t zero = 0, *bytes = PUT(&zero, 8);
     struct kern_attn_taps taps = {.kv_bytes_read = bytes};
     if (p->ancestors) taps.ancestors = PUT(p->ancestors, (size_t)p->n_rows * 8);
-    if (p->mass_row) {
-        float *zeros = calloc(1, entries4 + heads4);
+    size_t mass4 = MASS_LINES * entries4;
+    if (p->mass_line) {
+        float *zeros = calloc(1, mass4 + heads4);
         assert_non_null(zeros);
-        taps.mass_row = PUT(p->mass_row, (size_t)p->n_rows);
-        taps.mass = mass = PUT(zeros, entries4);
+        taps.mass_line = PUT(p->mass_line, rows4);
+        taps.mass = mass = PUT(zeros, mass4);
         taps.head_mass = heads = PUT(zeros, heads4);
         free(zeros);
     }
@@ -260,7 +262,7 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
         0);
     assert_ok(k->ops->sync(k, &e), e);
     struct result r = {.out = dev_get(k, out, out_bytes + 256)};
-    if (mass) r.mass = dev_get(k, mass, entries4);
+    if (mass) r.mass = dev_get(k, mass, mass4);
     if (heads) r.head_mass = dev_get(k, heads, heads4);
     uint64_t *got = dev_get(k, bytes, 8);
     r.bytes = *got;
@@ -541,18 +543,30 @@ static void check_heads(const struct pass *p, const struct result *got, const st
     }
 }
 
-/* Masses of both classes' marked rows beside the twin's. */
+/* Lines for every so-many-th row, of its sequence's MASS_LINES in turn. */
+static void give_lines(struct pass *p, int every) {
+    p->mass_line = calloc((size_t)p->n_rows, sizeof *p->mass_line);
+    assert_non_null(p->mass_line);
+    for (int r = 0; r < p->n_rows; r++) {
+        int line = p->row_seq[r] * MASS_LINES + r % MASS_LINES;
+        p->mass_line[r] = r % every || p->row_seq[r] < 0 ? -1 : line * p->lists_per_seq;
+    }
+}
+
+/* Masses of both classes' rows that have lines beside the twin's, neighbours' lines the same or
+ * not; looking changes no bit. */
 static void test_cuda_mass(void) {
     struct kern *k = cuda_or_skip(), *twin = cpu_twin();
     for (int i = 0; i < 10; i++)
         for (int per_head = 0; per_head < 2; per_head++) {
             struct pass *p = make(shapes[i], mix, N_MIX, per_head);
-            p->mass_row = calloc((size_t)p->n_rows, 1);
-            assert_non_null(p->mass_row);
-            for (int r = 0; r < p->n_rows; r++) p->mass_row[r] = r % 3 == 0;
+            struct result plain = run(k, p, p->gpu);
+            give_lines(p, 3);
             struct result want = run(twin, p, p->cpu), got = run(k, p, p->gpu);
+            assert_memory_equal(got.out, plain.out, out_floats(p) * sizeof *got.out);
+            discard_result(&plain);
             double worst = 0;
-            for (int x = 0; x < p->n_lists * p->capacity; x++) {
+            for (int x = 0; x < MASS_LINES * p->n_lists * p->capacity; x++) {
                 double d = fabs((double)got.mass[x] - (double)want.mass[x]);
                 if (!(d <= 3e-5))
                     fail_msg("%d/%d heads of %d: list %d, entry %d has mass %.7g, want %.7g",
@@ -576,9 +590,9 @@ static void test_cuda_mass_long(void) {
     struct kern *k = cuda_or_skip(), *twin = cpu_twin();
     struct seq q = {.start = 20011, .n_rows = 40, .keep_every = 1, .idle = -1, .salt = 81};
     struct pass *p = make((struct shape){4, 2, 64, KERN_F16}, &q, 1, false);
-    p->mass_row = calloc((size_t)p->n_rows, 1);
-    assert_non_null(p->mass_row);
-    for (int r = 24; r < p->n_rows; r++) p->mass_row[r] = 1;
+    p->mass_line = calloc((size_t)p->n_rows, sizeof *p->mass_line);
+    assert_non_null(p->mass_line);
+    for (int r = 0; r < 24; r++) p->mass_line[r] = -1;
     struct result want = run(twin, p, p->cpu), got = run(k, p, p->gpu), again = run(k, p, p->gpu);
     for (int x = 0; x < p->capacity; x++) {
         assert_near(got.mass[x], want.mass[x], 3e-5);

@@ -526,7 +526,9 @@ static void test_attention_ancestors(void) {
         }
 }
 
-/* Mass: maximum over heads and marked rows of each entry's share, beside the twin's. */
+/* Mass: maximum over heads and the rows of a line of each entry's share, beside the twin's, every
+ * third row in one of its sequence's two lines; sums by head over both. Generated rows are among
+ * them, and looking changes no bit of any row. */
 static void test_attention_mass(void) {
     enum { HEADS = 6 };
     for (int n = 0; n < N_NAMES; n++)
@@ -534,22 +536,28 @@ static void test_attention_mass(void) {
             struct kern *k = open_kern(names[n], threads);
             if (!k) continue;
             struct bench *c = make((struct shape){HEADS, 2, 64, KERN_F16}, mix, N_MIX);
-            uint8_t mark[MAX_ROWS];
-            for (int r = 0; r < c->n_rows; r++) mark[r] = r % 3 == 0;
+            int32_t line[MAX_ROWS];
+            XXH64_hash_t row[MAX_ROWS];
+            run(k, c, NULL);
+            for (int r = 0; r < c->n_rows; r++) {
+                row[r] = row_hash(c, r);
+                line[r] = r % 3 == 0 ? 2 * c->row_seq[r] + r % 2 : -1;
+            }
+            assert_true(c->b.rows.n_gen > 3);
             size_t entries = (size_t)(N_MIX * c->capacity);
-            float *mass = calloc(entries, sizeof *mass), *by_head[2];
+            float *mass = calloc(2 * entries, sizeof *mass), *by_head[2];
             for (int i = 0; i < 2; i++) by_head[i] = calloc(HEADS * entries, sizeof(float));
-            struct kern_attn_taps taps = {.mass = mass, .mass_row = mark, .head_mass = by_head[0]};
+            struct kern_attn_taps taps = {.mass = mass, .mass_line = line, .head_mass = by_head[0]};
             run(k, c, &taps);
-            check(c, NULL, F32_TOLERANCE, prompt_tolerance(names[n], KERN_F16), 101);
-            double want[MAX_SEQS][32] = {{0}}, sum[MAX_SEQS][HEADS][32] = {{{0}}}, share[32];
+            for (int r = 0; r < c->n_rows; r++) assert_true(row_hash(c, r) == row[r]);
+            double want[2 * MAX_SEQS][32] = {{0}}, sum[MAX_SEQS][HEADS][32] = {{{0}}}, share[32];
             double o[KERN_MAX_HEAD_DIM];
             int n_marked[MAX_SEQS] = {0};
             for (int r = 0; r < c->n_rows; r++) {
-                n_marked[c->row_seq[r]] += mark[r];
-                for (int h = 0; h < HEADS && mark[r]; h++) {
+                n_marked[c->row_seq[r]] += line[r] >= 0;
+                for (int h = 0; h < HEADS && line[r] >= 0; h++) {
                     twin(c, r, h, NULL, o, share);
-                    double *w = want[c->row_seq[r]], *x = sum[c->row_seq[r]][h];
+                    double *w = want[line[r]], *x = sum[c->row_seq[r]][h];
                     for (int b = 0; b < c->capacity; b++) {
                         w[b] = fmax(w[b], share[b]);
                         x[b] += share[b];
@@ -558,18 +566,19 @@ static void test_attention_mass(void) {
             }
             for (int s = 0; s < N_MIX; s++)
                 for (int h = 0; h < HEADS; h++) {
-                    const float *line = by_head[0] + (s * HEADS + h) * c->capacity;
+                    const float *sums = by_head[0] + (s * HEADS + h) * c->capacity;
                     double total = 0;
                     for (int e = 0; e < c->n_blocks[s]; e++) {
                         int block = c->block[s * c->capacity + e];
-                        if (h == 0) assert_near(mass[s * c->capacity + e], want[s][block], 1e-5);
-                        assert_near(line[e], sum[s][h][block], 1e-5 * (1 + n_marked[s]));
-                        total += (double)line[e];
+                        for (int l = 2 * s; h == 0 && l < 2 * s + 2; l++)
+                            assert_near(mass[l * c->capacity + e], want[l][block], 1e-5);
+                        assert_near(sums[e], sum[s][h][block], 1e-5 * (1 + n_marked[s]));
+                        total += (double)sums[e];
                     }
                     assert_near(total, n_marked[s], 1e-5 * (1 + n_marked[s]));
                 }
             /* Alone it gives the same bits, and by itself asks for no other mass. */
-            taps = (struct kern_attn_taps){.mass_row = mark, .head_mass = by_head[1]};
+            taps = (struct kern_attn_taps){.mass_line = line, .head_mass = by_head[1]};
             run(k, c, &taps);
             assert_memory_equal(by_head[0], by_head[1], HEADS * entries * sizeof(float));
             for (int i = 0; i < 2; i++) free(by_head[i]);

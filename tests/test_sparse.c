@@ -170,7 +170,7 @@ static void naive_mass(const int32_t *prompt, int n, float mass[MOST_BLOCKS]) {
     memset(mass, 0, MOST_BLOCKS * sizeof *mass);
     for (int32_t i = 0; i < n; i++) {
         int32_t n_blocks = i / 64 + 1;
-        uint8_t mark = i >= n - 32;
+        int32_t line = i >= n - 32 ? 0 : -1;
         struct model_pass pass = {
             .batch = {.rows = {.n_prompt = 1},
                       .token = &prompt[i],
@@ -197,7 +197,7 @@ static void naive_mass(const int32_t *prompt, int n, float mass[MOST_BLOCKS]) {
                           .n_blocks = &n_blocks,
                           .capacity = MOST_BLOCKS,
                           .seq_stride = 1},
-                .taps = {.mass = g ? mass : NULL, .mass_row = g ? &mark : NULL},
+                .taps = {.mass = g ? mass : NULL, .mass_line = g ? &line : NULL},
             };
         assert_ok(model_forward(m, &pass, &e), e);
     }

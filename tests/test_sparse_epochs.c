@@ -227,7 +227,7 @@ static void loop_row(struct loop *l, int32_t token, int n_prompt, const struct l
     int32_t zero = 0, one = 1, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
     int32_t block[MOST_BLOCKS], page[MOST_BLOCKS];
     bool generated = l->n >= n_prompt;
-    uint8_t mark = !generated && at >= n_prompt - 32;
+    bool mark = !generated && at >= n_prompt - 32;
     memcpy(block, l->all, sizeof block);
     if (generated && list) {
         int first = (n_prompt + 63) / 64;
@@ -257,7 +257,7 @@ static void loop_row(struct loop *l, int32_t token, int n_prompt, const struct l
                    .kv_dtype = KERN_F16,
                    .slot_page = &l->page[1][at / 64],
                    .lists = {page, block, &n_deep, MOST_BLOCKS, 1, 0},
-                   .taps = {.mass = mark ? l->mass : NULL, .mass_row = mark ? &mark : NULL}}},
+                   .taps = {.mass = mark ? l->mass : NULL, .mass_line = mark ? &zero : NULL}}},
         .n_logits = 1,
         .logit_row = &zero,
         .logits = l->logits,

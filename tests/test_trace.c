@@ -100,7 +100,7 @@ static void naive_row(struct naive *n, int32_t id, int32_t position, bool prompt
                       const struct target_kept *kept, bool mark) {
     int32_t zero = 0, one = 1, n_all = position / 64 + 1, n_read[2] = {n_all, n_all};
     int32_t pages[2][BLOCKS], blocks[2][BLOCKS], slot[2];
-    uint8_t marked = mark;
+    int32_t line = mark ? 0 : -1;
     struct err e = {0};
     for (int g = 0; g < 2; g++) {
         int at = 0;
@@ -143,7 +143,7 @@ static void naive_row(struct naive *n, int32_t id, int32_t position, bool prompt
                       .capacity = BLOCKS,
                       .seq_stride = 1},
             .taps = {.mass = g ? n->mass : NULL,
-                     .mass_row = g ? &marked : NULL,
+                     .mass_line = g ? &line : NULL,
                      .head_mass = g ? &n->heads[0][0][0] : NULL},
             .head_mass_stride = HEADS * BLOCKS,
         };

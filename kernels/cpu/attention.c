@@ -507,13 +507,13 @@ static void combine(const struct attn_job *j, const struct attn_tile *t) {
 
 /* ---- Attention mass ------------------------------------------------------------------------ */
 
-/* Marked rows of the tile, one after another, to the lines of the masses: every entry's largest
- * score and sum, then the share of each in the row's total. */
+/* Rows of the tile that are looked at, one after another, to the lines of the masses: every entry's
+ * largest score and sum, then the share of each in the row's total. */
 static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
     struct work w;
     carve(&w, j, t, scratch);
     for (int r = 0; r < t->n_rows; r++) {
-        if (!j->taps->mass_row[t->row + r] || j->batch->row_seq[t->row + r] < 0) continue;
+        if (!attn_is_looked_at(j, t->row + r)) continue;
         load_queries(&w, t->row + r, 1);
         float top[KERN_MAX_GROUP];
         for (int g = 0; g < j->group; g++) top[g] = -INFINITY;
@@ -543,7 +543,7 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
             }
             if (!(sum > 0)) continue;
             for (int e = 0; e < t->n_entries; e++)
-                attn_add_mass(j, t, g, e, (double)pair[2 * e + 1] / sum);
+                attn_add_mass(j, t, t->row + r, g, e, (double)pair[2 * e + 1] / sum);
         }
     }
     atomic_fetch_add_explicit(&j->kv_bytes, w.kv_bytes, memory_order_relaxed);

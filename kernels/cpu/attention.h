@@ -166,11 +166,18 @@ static inline void attn_mass_max(float *at, float mass) {
     }
 }
 
-/* Share of list entry `entry` that query head g of the tile's KV head pays, to the taps. */
-static inline void attn_add_mass(const struct attn_job *j, const struct attn_tile *t, int g,
-                                 int entry, double share) {
+/* Does the mass tap look at `row`? */
+static inline bool attn_is_looked_at(const struct attn_job *j, int row) {
+    return j->taps->mass_line[row] >= 0 && j->batch->row_seq[row] >= 0;
+}
+
+/* Share of list entry `entry` that query head g of the tile's KV head pays in `row`, to the taps.
+ */
+static inline void attn_add_mass(const struct attn_job *j, const struct attn_tile *t, int row,
+                                 int g, int entry, double share) {
     size_t capacity = (size_t)j->lists->capacity, e = (size_t)entry;
-    if (j->taps->mass) attn_mass_max(&j->taps->mass[t->list * capacity + e], (float)share);
+    size_t line = (size_t)(j->taps->mass_line[row] + t->head * j->lists->head_stride);
+    if (j->taps->mass) attn_mass_max(&j->taps->mass[line * capacity + e], (float)share);
     if (!j->taps->head_mass) return;
     size_t head = (size_t)t->seq * (size_t)j->n_heads + (size_t)(t->head * j->group + g);
     j->taps->head_mass[head * capacity + e] += (float)share;

@@ -105,13 +105,13 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
     (void)scratch;
     for (int r = 0; r < t->n_rows; r++) {
         int row = t->row + r;
-        if (!j->taps->mass_row[row] || j->batch->row_seq[row] < 0) continue;
+        if (!attn_is_looked_at(j, row)) continue;
         for (int g = 0; g < j->group; g++) {
             const float *q = query(j, t, row, g);
             double top = top_score(j, t, row, q), sum = 0;
             for (int e = 0; e < t->n_entries; e++) sum += entry_sum(j, t, row, q, top, e);
             for (int e = 0; e < t->n_entries && sum > 0; e++)
-                attn_add_mass(j, t, g, e, entry_sum(j, t, row, q, top, e) / sum);
+                attn_add_mass(j, t, row, g, e, entry_sum(j, t, row, q, top, e) / sum);
         }
     }
 }

@@ -209,7 +209,7 @@ static void attention_share(void *arg, int idx, int n_threads) {
     for (int row = begin; row < end; row++)
         if (j->batch->row_seq[row] < 0)
             memset(j->out + (size_t)row * width, 0, width * sizeof(float));
-    bool mass = (j->taps->mass || j->taps->head_mass) && j->taps->mass_row;
+    bool mass = (j->taps->mass || j->taps->head_mass) && j->taps->mass_line;
     int n = j->n_items + (mass ? j->n_tiles : 0);
     int at = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed), then;
     for (; at < n; at = then) {

@@ -39,9 +39,9 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
     a.qkv_stride = (n_heads + 2 * kv->n_kv_heads) * kv->head_dim;
     a.out = out;
     if (taps) {
-        a.mass = taps->mass_row ? taps->mass : NULL;
-        a.head_mass = taps->mass_row ? taps->head_mass : NULL;
-        a.mass_row = taps->mass_row;
+        a.mass = taps->mass_line ? taps->mass : NULL;
+        a.head_mass = taps->mass_line ? taps->head_mass : NULL;
+        a.mass_line = taps->mass_line;
         a.ancestors = taps->ancestors;
         a.kv_bytes = (unsigned long long *)taps->kv_bytes_read;
     }

@@ -38,7 +38,7 @@ struct attn_args {
     float *out;     /* [n_rows][n_heads * head_dim] */
     /* Taps; each may be NULL. */
     float *mass, *head_mass;
-    const uint8_t *mass_row; /* not NULL where one of the two is there */
+    const int32_t *mass_line; /* not NULL where one of the two is there */
     const uint64_t *ancestors;
     unsigned long long *kv_bytes;
     /* Scratch of the call, shared by the classes. */

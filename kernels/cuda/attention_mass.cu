@@ -1,5 +1,6 @@
-/* The mass taps: of every list entry, the largest share that a head of a marked row pays to it, or
- * each head's shares summed over the marked rows.
+/* The mass taps: of every list entry, the largest share that a head of a row pays to it, over the
+ * rows of one line, or each head's shares summed over the rows that have a line. Those rows are the
+ * marked ones here.
  *
  * Two passes over K with attention_prompt.cu's tiles (64 queries of rows of either class, 16 a
  * warp). The first leaves each query's log2 of the sum of exp2 of its scores; the second computes
@@ -31,7 +32,7 @@ __device__ static inline int entry_of(int j) {
 __device__ static inline bool find_place(const attn_args &a, int tile_rows, mass_place *p) {
     p->head = blockIdx.x;
     if (!prompt_tile_find(a, 0, a.n_gen + a.n_prompt, tile_rows, blockIdx.y, &p->t)) return false;
-    prompt_tile_look(a, a.mass_row, &p->t);
+    prompt_tile_look(a, a.mass_line, &p->t);
     if (p->t.last < 0) return false;
     size_t list = attn_list(a, p->t.seq, p->head);
     prompt_entries(a, p->t, list, &p->n, &p->n_whole);
@@ -43,7 +44,7 @@ __device__ static inline bool find_place(const attn_args &a, int tile_rows, mass
 __device__ static inline bool place_at(const attn_args &a, int row, int n_rows, mass_place *p) {
     p->head = blockIdx.x;
     p->t.seq = blockIdx.y, p->t.row = row, p->t.n_rows = n_rows;
-    prompt_tile_look(a, a.mass_row, &p->t);
+    prompt_tile_look(a, a.mass_line, &p->t);
     if (p->t.last < 0) return false;
     size_t list = attn_list(a, p->t.seq, p->head);
     prompt_entries(a, p->t, list, &p->n, &p->n_whole);
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(PROMPT_THREADS) mass_sums_kernel(attn_args a, 
     mass_place p;
     if (!find_place(a, tile_rows, &p)) return;
     query_place at[2];
-    find_queries(a, p.t, p.head, a.mass_row, at);
+    find_queries(a, p.t, p.head, a.mass_line, at);
     softmax_rows soft = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
     walk<T, HD>(a, p, at, smem_addr(smem), [&](int, float(&s)[32]) {
         float alpha[2];
@@ -135,13 +136,31 @@ __device__ static inline void page_shares(const float (&s)[32], const float (&wh
 }
 
 /* The largest of the warp's queries. */
-__device__ static inline float largest_share(const float (&s)[32], const float (&whole)[2],
-                                             float scale_log2) {
-    float share[2];
-    page_shares(s, whole, scale_log2, share);
+__device__ static inline float largest_share(const float (&share)[2]) {
     float best = fmaxf(fmaxf(share[0], share[1]), 0.f); /* NaN is nobody's maximum */
     for (int d = 4; d < 32; d *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, d));
     return best;
+}
+
+/* Lines of a thread's two queries, -1: of none; true where all of the warp's that have one have the
+ * same, which is then `*only`. */
+__device__ static inline bool find_lines(const attn_args &a, const query_place (&at)[2],
+                                         int (&line)[2], int *only) {
+    int least = INT32_MAX, most = -1;
+    for (int h = 0; h < 2; h++) {
+        line[h] = -1;
+        if (at[h].position < 0) continue;
+        line[h] = a.mass_line[at[h].row] + (int)blockIdx.x * a.head_stride;
+        least = min(least, line[h]);
+        most = max(most, line[h]);
+    }
+    *only = __reduce_max_sync(~0u, most);
+    return *only < 0 || __reduce_min_sync(~0u, least) == *only;
+}
+
+__device__ static inline void raise_mass(const attn_args &a, int line, int entry, float share) {
+    if (share > 0.f)
+        atomicMax((int *)a.mass + (size_t)line * (size_t)a.capacity + entry, __float_as_int(share));
 }
 
 template <typename T, int HD>
@@ -152,12 +171,20 @@ __global__ void __launch_bounds__(PROMPT_THREADS) mass_shares_kernel(attn_args a
     mass_place p;
     if (!find_place(a, tile_rows, &p)) return;
     query_place at[2];
-    find_queries(a, p.t, p.head, a.mass_row, at);
+    find_queries(a, p.t, p.head, a.mass_line, at);
     float whole[2] = {whole_sum(a, at[0]), whole_sum(a, at[1])};
+    int line[2], only;
+    bool one = find_lines(a, at, line, &only); /* of a prompt: nearly always */
     walk<T, HD>(a, p, at, smem_addr(smem), [&](int e, float(&s)[32]) {
-        float share = largest_share(s, whole, a.scale_log2);
-        if ((threadIdx.x & 31) == 0 && share > 0.f)
-            atomicMax((int *)a.mass + p.list + e, __float_as_int(share));
+        float share[2];
+        page_shares(s, whole, a.scale_log2, share);
+        if (one) {
+            float best = largest_share(share);
+            if ((threadIdx.x & 31) == 0 && only >= 0) raise_mass(a, only, e, best);
+            return;
+        }
+        for (int h = 0; h < 2; h++)
+            if ((threadIdx.x & 3) == 0 && line[h] >= 0) raise_mass(a, line[h], e, share[h]);
     });
 }
 
@@ -177,7 +204,7 @@ __global__ void __launch_bounds__(PROMPT_THREADS) head_mass_kernel(attn_args a, 
         mass_place p;
         if (!place_at(a, begin + at, min(tile_rows, n_rows - at), &p)) continue;
         query_place q[2];
-        find_queries(a, p.t, p.head, a.mass_row, q);
+        find_queries(a, p.t, p.head, a.mass_line, q);
         float whole[2] = {whole_sum(a, q[0]), whole_sum(a, q[1])};
         walk<T, HD>(a, p, q, smem_addr(smem), [&](int e, float(&s)[32]) {
             float share[2];
@@ -231,7 +258,7 @@ size_t cuda_attention_prompt_bytes(const struct cuda_ctx *c, int n_gen, int n_pr
 }
 
 int cuda_attention_mass(struct cuda_ctx *c, const struct attn_args *a) {
-    if ((!a->mass && !a->head_mass) || !a->mass_row || a->n_gen + a->n_prompt == 0 ||
+    if ((!a->mass && !a->head_mass) || !a->mass_line || a->n_gen + a->n_prompt == 0 ||
         a->capacity == 0)
         return 0;
     return prompt_dispatch<launcher>(c, a);

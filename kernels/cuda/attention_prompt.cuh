@@ -82,13 +82,14 @@ __device__ static inline bool prompt_tile_find(const attn_args &a, int first, in
     return true;
 }
 
-/* Called by whole warps: the tile's positions; of its marked rows alone where mark is not NULL. */
-__device__ static inline void prompt_tile_look(const attn_args &a, const uint8_t *mark,
+/* Called by whole warps: the tile's positions; of its rows that have a line alone where `line` is
+ * not NULL. */
+__device__ static inline void prompt_tile_look(const attn_args &a, const int32_t *line,
                                                prompt_tile *t) {
     int last = -1, least = INT32_MAX;
     for (int r = threadIdx.x & 31; r < t->n_rows; r += 32) {
         int p = prompt_position(a, t->row + r);
-        if (p < 0 || (mark && !mark[t->row + r])) continue;
+        if (p < 0 || (line && line[t->row + r] < 0)) continue;
         last = max(last, p);
         least = min(least, p);
     }

@@ -53,16 +53,16 @@ struct query_place {
     int row, head, position; /* position -1: sees nothing; row -1: there is none */
 };
 
-/* mark NULL, or which rows count. */
+/* line NULL, or which rows count: those that have one. */
 __device__ static inline void find_queries(const attn_args &a, const prompt_tile &t, int kv_head,
-                                           const uint8_t *mark, query_place (&q)[2]) {
+                                           const int32_t *line, query_place (&q)[2]) {
     int i = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4;
 #pragma unroll
     for (int h = 0; h < 2; h++, i += 8) {
         q[h] = {-1, kv_head * a.group + i % a.group, -1};
         if (i / a.group >= t.n_rows) continue;
         q[h].row = t.row + i / a.group;
-        if (!mark || mark[q[h].row]) q[h].position = prompt_position(a, q[h].row);
+        if (!line || line[q[h].row] >= 0) q[h].position = prompt_position(a, q[h].row);
     }
 }
 
