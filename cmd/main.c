@@ -17,6 +17,7 @@ static const struct command {
     {"chat", cmd_chat, "talk to a server in the terminal"},
     {"run", cmd_run, "answer one prompt in this process"},
     {"bench", cmd_bench, "time prompt, decode and batches of a model"},
+    {"distill", cmd_distill, "train a scorer of blocks for sparse reading"},
     {"eval", cmd_eval, "measure what sparse reading costs in quality"},
     {"plan", cmd_plan, "say what a model (and draft) needs and what fits, from headers alone"},
     {"info", cmd_info, "show what is in a model file"},
