@@ -225,6 +225,13 @@ static void sparse_defaults(struct target_settings *s) {
         s->keep_blocks = GRID_KEEP_BLOCKS;
 }
 
+static bool parse_prefill(const char *s, enum grid_prefill *out) {
+    *out = !strcmp(s, "turn")   ? GRID_PREFILL_TURN
+           : !strcmp(s, "once") ? GRID_PREFILL_ONCE
+                                : GRID_PREFILL_CELL;
+    return *out != GRID_PREFILL_CELL || !strcmp(s, "cell");
+}
+
 /* Check what the grid needs and run it; o->depths and o->batches are set. */
 static int run_grid(const struct options *po, struct engine_flags *f,
                     struct bench_grid_options *o) {
@@ -251,7 +258,7 @@ static int run_grid(const struct options *po, struct engine_flags *f,
 int cmd_bench(int argc, char **argv) {
     struct engine_flags f;
     static struct bench_grid_options grid;
-    const char *prompts = NULL, *batches = NULL;
+    const char *prompts = NULL, *batches = NULL, *prefill = NULL;
     int n_tokens = 64, n_repeats = 0;
     double temperature = 0;
     const char *kind = NULL;
@@ -286,8 +293,10 @@ int cmd_bench(int argc, char **argv) {
          "with --grid: what the prompts are cut from: code, dialogue, fiction, news, technical "
          "(shipped), or a file",
          "all shipped ones"},
-        {OPTION_FLAG, "cold", NULL, 0, &grid.cold, NULL, 0, 0,
-         "with --grid: every turn computes its prompts; else the first alone does", NULL},
+        {OPTION_STRING, "prefill", NULL, 0, &prefill, "WHEN", 0, 0,
+         "with --grid: who computes prompts whole: every cell in its first turn (cell), in every "
+         "turn (turn), the first cell alone (once)",
+         "cell"},
         {OPTION_STRING, "html", NULL, 0, &grid.html_path, "FILE", 0, 0,
          "with --grid: a page with plots as well", NULL},
         {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0,
@@ -316,14 +325,16 @@ int cmd_bench(int argc, char **argv) {
     if (!f.o.max_seqs) f.o.max_seqs = most;
     if (spec && with_grid) return options_error(&o, "--spec and --grid exclude each other");
     if (kind && !spec && !with_grid) return options_error(&o, "--kind belongs to --spec or --grid");
-    if (!with_grid && (grid.text || grid.html_path || grid.cold))
+    if (!with_grid && (grid.text || grid.html_path || prefill))
         return options_error(&o, "--%s belongs to --grid",
                              grid.text        ? "text"
                              : grid.html_path ? "html"
-                                              : "cold");
+                                              : "prefill");
     if (with_grid) {
         memcpy(grid.depths, lengths, sizeof lengths);
         memcpy(grid.batches, sizes, sizeof sizes);
+        if (prefill && !parse_prefill(prefill, &grid.prefill))
+            return options_error(&o, "--prefill: '%s' is not one of cell, turn, once", prefill);
         grid.n_depths = n_lengths;
         grid.n_batches = n_sizes;
         grid.n_tokens = n_tokens;

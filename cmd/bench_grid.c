@@ -2,8 +2,8 @@
  * batch; each group is answered by the four cells in turn, over and over, the order rotating, so
  * that a machine whose speed drifts drifts for all alike. In the first turn every cell computes its
  * prompts whole, which is where time to first token is measured; then they come from the prefix
- * cache, with the draft's pages where it had seen them, so that turns cost decoding alone (`cold`:
- * they never do). Gains are ratios of time per token within a turn; medians are shown. */
+ * cache, with the draft's pages where it had seen them, so that turns cost decoding alone
+ * (o->prefill: otherwise). Gains are ratios of time per token within a turn; medians are shown. */
 #include "cmd/bench_grid.h"
 
 #include <stdio.h>
@@ -17,13 +17,13 @@
 #include "cmd/bench_prompts.h"
 #include "kernels/kernels.h"
 
-enum { MOST_GAPS = 1 << 20, SALT = 6, SEED = 7 };
+enum { MOST_GAPS = 1 << 20, SEED = 7 };
 
 /* Numbers of one answer. */
 struct answer {
     double ttft_ms, decode_ms;
     int64_t first_ns, end_ns;
-    int n_tokens;
+    int n_tokens, n_cached; /* of the answer; of the prompt */
 };
 
 /* One point while it is measured. Arrays of [n_prompts] unless they say otherwise. */
@@ -31,7 +31,8 @@ struct run {
     struct engine *g;
     const struct bench_grid_options *o;
     struct grid_point *out;
-    int n_turns; /* 1 + n_repeats, the first one cold */
+    int n_turns;   /* 1 + n_repeats */
+    uint64_t salt; /* of the first prompt: none finds another's pages, or an earlier point's */
     struct tokens *prompt;
     const struct bench_question **question;
     int32_t *text[GRID_CELLS]; /* [n_prompts][n_tokens] of the first turn; those of cells without
@@ -73,6 +74,17 @@ struct client {
     int64_t seen_ns;
 };
 
+/* One cell of the first turn leaves its prompt to the turns that follow. */
+static bool computes_anew(const struct bench_grid_options *o, int cell, int turn) {
+    if (o->prefill == GRID_PREFILL_TURN) return true;
+    return o->prefill == GRID_PREFILL_CELL && turn == 0 && cell != GRID_SPEC;
+}
+
+/* Does a turn count for more than its first token? The first one warms up. */
+static bool counts(const struct run *r, int turn) {
+    return turn > 0 || r->o->prefill == GRID_PREFILL_TURN;
+}
+
 static int submit(struct run *r, int cell, int turn, int prompt, struct bell *bell,
                   struct client *c, struct err *e) {
     struct target_settings dense;
@@ -82,10 +94,9 @@ static int submit(struct run *r, int cell, int turn, int prompt, struct bell *be
     struct engine_submit_options so = {
         .prompt = ids->ids,
         .n_prompt = (int)ids->n,
-        .salt = SALT,
+        .salt = r->salt + (uint64_t)prompt,
         .sparse = grid_reads_sparsely(cell) ? &r->o->sparse : &dense,
-        /* One cell of the first turn leaves its prompt to the turns that follow. */
-        .no_prefix_cache = r->o->cold || (turn == 0 && cell != GRID_SPEC),
+        .no_prefix_cache = computes_anew(r->o, cell, turn),
         .notify = bell_ring,
         .notify_arg = bell,
     };
@@ -128,7 +139,7 @@ static int watch(struct run *r, int cell, int turn, struct client *c, int n, str
         for (int i = 0; i < n; i++) {
             if (c[i].p.finish) continue;
             engine_poll(c[i].r, &c[i].p);
-            if (turn > 0 || r->o->cold) note_gap(r, cell, &c[i]);
+            if (counts(r, turn)) note_gap(r, cell, &c[i]);
             n_done += c[i].p.finish != ENGINE_RUNNING;
             if (c[i].p.finish == ENGINE_FAILED)
                 rc = err_raise(e, c[i].p.error_code, "%s", c[i].p.error);
@@ -164,14 +175,15 @@ static void keep(struct run *r, int cell, int turn, int prompt, const struct eng
                          .decode_ms = (double)(p->finished_ns - p->first_token_ns) / 1e6,
                          .first_ns = p->first_token_ns,
                          .end_ns = p->finished_ns,
-                         .n_tokens = p->n_tokens};
+                         .n_tokens = p->n_tokens,
+                         .n_cached = p->n_cached_prompt};
     out->n_blocks = p->sparsity.n_blocks;
     out->n_kept = p->sparsity.n_kept;
     if (turn == 0) {
         out->n_left_out += p->sparsity.n_kept < p->sparsity.n_blocks;
         out->n_tokens += p->n_tokens;
     }
-    if (turn == 0 && !r->o->cold) return;
+    if (!counts(r, turn)) return;
     out->n_rounds += p->speculation.n_rounds;
     out->n_plain_rounds += p->speculation.n_plain_rounds;
     out->n_drafted += p->speculation.n_drafted;
@@ -209,8 +221,7 @@ static int run_group(struct run *r, int cell, int turn, int first, int n, struct
     for (int i = 0; i < n && !rc; i++) keep(r, cell, turn, first + i, &clients[i].p);
     for (int i = 0; i < n_open; i++) engine_release(r->g, clients[i].r);
     if (rc) return rc;
-    if (turn > 0 || r->o->cold)
-        add_answers(&r->out->cell[cell].kv, &before.answers, &after.answers);
+    if (counts(r, turn)) add_answers(&r->out->cell[cell].kv, &before.answers, &after.answers);
     r->out->cell[cell].resident_bytes = after.resident_bytes;
     return 0;
 }
@@ -247,9 +258,9 @@ static double rate(const struct run *r, int cell, int turn) {
     return seconds > 0 ? tokens / seconds : 0;
 }
 
-/* Medians over the turns that count: from 1 on, or from 0 where all are cold. */
+/* Medians are over the turns that count. */
 static int first_turn(const struct run *r) {
-    return r->o->cold ? 0 : 1;
+    return counts(r, 0) ? 0 : 1;
 }
 
 static double gain(const struct run *r, int cell, const struct bench_question *of, double *low,
@@ -275,9 +286,10 @@ static void finish_cell(const struct run *r, int cell) {
         tpot[n] = time_per_token(r, cell, t, NULL);
         rates[n++] = rate(r, cell, t);
     }
-    for (int t = 0; t < (r->o->cold ? r->n_turns : 1); t++)
+    for (int t = 0; t < r->n_turns; t++)
         for (int i = 0; i < r->out->n_prompts; i++)
-            ttft[n_ttft++] = answer_of(r, cell, t, i)->ttft_ms;
+            if (answer_of(r, cell, t, i)->n_cached == 0)
+                ttft[n_ttft++] = answer_of(r, cell, t, i)->ttft_ms;
     sort(tpot, n);
     sort(rates, n);
     sort(ttft, n_ttft);
@@ -393,8 +405,9 @@ static int n_questions(const char *kind) {
 }
 
 static int run_point(struct engine *g, const struct bench_grid_options *o,
-                     const struct strbuf *text, struct grid_point *out, struct err *e) {
-    struct run r = {.g = g, .o = o, .out = out};
+                     const struct strbuf *text, uint64_t salt, struct grid_point *out,
+                     struct err *e) {
+    struct run r = {.g = g, .o = o, .out = out, .salt = salt};
     int n_groups = (n_questions(o->kind) + out->batch - 1) / out->batch, rc;
     out->n_prompts = n_groups * out->batch;
     rc = run_open(&r, e);
@@ -445,7 +458,7 @@ int bench_grid(struct engine *g, const struct bench_grid_options *o, struct err 
         for (int j = 0; j < o->n_batches && !rc; j++) {
             struct grid_point *p = &points[n];
             *p = (struct grid_point){.depth = o->depths[i], .batch = o->batches[j]};
-            rc = run_point(g, o, &text, p, e);
+            rc = run_point(g, o, &text, (uint64_t)(n + 1) * GRID_MAX_PROMPTS, p, e);
             n += !rc;
             if (!rc && !o->json) bench__grid_point(p, o);
         }

@@ -14,12 +14,20 @@
 
 enum { GRID_MAX_LIST = 16, GRID_MAX_REPEATS = 101, GRID_MAX_PROMPTS = ENGINE_MAX_SEQS };
 
+/* When prompts are computed whole rather than taken from the prefix cache. */
+enum grid_prefill {
+    GRID_PREFILL_CELL, /* by every cell, in its first turn */
+    GRID_PREFILL_TURN, /* by every cell in every turn */
+    GRID_PREFILL_ONCE, /* by the first cell in its first turn: quick, no time to first token of
+                          others */
+};
+
 struct bench_grid_options {
     int depths[GRID_MAX_LIST], n_depths; /* prompt lengths, tokens */
     int batches[GRID_MAX_LIST], n_batches;
     int n_tokens, n_repeats; /* most tokens of an answer; turns of each cell */
     double temperature;
-    bool cold;             /* every turn computes its prompts; else the first alone does */
+    enum grid_prefill prefill;
     const char *kind;      /* only this question; NULL: all */
     const char *text;      /* as bench_text has it */
     const char *html_path; /* NULL: no page */
@@ -36,10 +44,11 @@ static inline bool grid_reads_sparsely(int cell) {
     return cell & 2;
 }
 
-/* Medians are over turns; sums over all prompts and all turns but the first, unless `cold`. */
+/* Medians are over turns; sums over all prompts and all turns but the first (with
+ * GRID_PREFILL_TURN: all turns). */
 struct grid_cell {
-    double ttft_ms, ttft_worst_ms;    /* of prompts that were computed whole: median, largest */
-    double first_tpot_ms;             /* time per token of the first turn: nothing cached */
+    double ttft_ms, ttft_worst_ms;    /* of prompts computed whole: median, largest; 0: none was */
+    double first_tpot_ms;             /* time per token of the first turn */
     double tpot_ms;                   /* ms a token of one sequence, without its first */
     double itl_p50_ms, itl_p99_ms;    /* between two commits of a sequence */
     double tokens_per_s;              /* of all sequences at once */
@@ -80,7 +89,8 @@ int bench_grid(struct engine *g, const struct bench_grid_options *o, struct err 
 
 /* ---- What the files share ---- */
 
-const char *bench__grid_cell_name(int cell); /* "off / dense" */
+const char *bench__grid_cell_name(int cell);                         /* "off / dense" */
+const char *bench__grid_prefill(const struct bench_grid_options *o); /* in words */
 void bench__grid_head(const struct engine *g, const struct bench_grid_options *o);
 void bench__grid_point(const struct grid_point *p, const struct bench_grid_options *o);
 void bench__grid_json(struct strbuf *b, const struct engine *g, const struct bench_grid_options *o,

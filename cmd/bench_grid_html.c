@@ -118,9 +118,11 @@ static void plot_waiting(struct strbuf *b, const struct grid_point *p) {
     struct bar v[GRID_CELLS];
     for (int c = 0; c < GRID_CELLS; c++) {
         v[c] = (struct bar){bench__grid_cell_name(c), c, p->cell[c].ttft_ms, 0, ""};
-        snprintf(v[c].shown, sizeof v[c].shown, "%.0f ms", p->cell[c].ttft_ms);
+        if (p->cell[c].ttft_ms > 0)
+            snprintf(v[c].shown, sizeof v[c].shown, "%.0f ms", p->cell[c].ttft_ms);
+        else snprintf(v[c].shown, sizeof v[c].shown, "cached");
     }
-    bars(b, "Time to first token, nothing cached", v, GRID_CELLS);
+    bars(b, "Time to first token, prompts computed whole", v, GRID_CELLS);
 }
 
 /* Time per token by prompt length, a line a cell, of the points of one batch size; both axes
@@ -188,17 +190,18 @@ static void table(struct strbuf *b, const struct grid_point *p) {
     for (int c = 0; c < GRID_CELLS; c++) {
         const struct grid_cell *v = &p->cell[c];
         uint64_t n_rounds = v->n_rounds + v->n_plain_rounds;
-        char blocks[32] = "all", drafts[32] = "&ndash;";
+        char blocks[32] = "all", drafts[32] = "&ndash;", ttft[32] = "cached";
+        if (v->ttft_ms > 0) snprintf(ttft, sizeof ttft, "%.1f", v->ttft_ms);
         if (v->n_kept < v->n_blocks)
             snprintf(blocks, sizeof blocks, "%d of %d", v->n_kept, v->n_blocks);
         if (v->n_drafted)
             snprintf(drafts, sizeof drafts, "%.0f %%", 100 * per(v->n_accepted, v->n_drafted));
         strbuf_printf(
             b,
-            "<tr><td>%s</td><td>%.1f</td><td>%.2f</td><td>%.2f</td><td>%.2f</td><td>%.2f</td>"
+            "<tr><td>%s</td><td>%s</td><td>%.2f</td><td>%.2f</td><td>%.2f</td><td>%.2f</td>"
             "<td>%.1f</td><td>%s</td><td>%.2f</td><td>%s</td><td>%s</td><td>%s</td><td>%.2fx</td>"
             "</tr>\n",
-            bench__grid_cell_name(c), v->ttft_ms, v->first_tpot_ms, v->tpot_ms, v->itl_p50_ms,
+            bench__grid_cell_name(c), ttft, v->first_tpot_ms, v->tpot_ms, v->itl_p50_ms,
             v->itl_p99_ms, v->tokens_per_s, drafts, 1 + per(v->n_accepted, n_rounds),
             cmd_bytes(per(v->kv.shallow_bytes + v->kv.deep_bytes, v->kv.n_tokens)), blocks,
             cmd_bytes((double)v->kv_held), v->gain);
@@ -266,12 +269,11 @@ void bench__grid_html(struct strbuf *b, const struct engine *g, const struct ben
     strbuf_append_str(b, "; sparse: ");
     append_text(b, s.n ? s.data : "");
     strbuf_printf(b,
-                  ".</p>\n<p>Medians of %d turns, the four cells interleaved%s. Time to first "
-                  "token is of the first turn, with nothing cached. KV read is what the "
+                  ".</p>\n<p>Medians of %d turns, the four cells interleaved, after a first one. "
+                  "Time to first "
+                  "token is of prompts computed whole: %s. KV read is what the "
                   "target's attention kernels counted in passes of answers alone.</p>\n",
-                  o->n_repeats,
-                  o->cold ? ", each with its prompts computed anew"
-                          : ", after a first one that computed the prompts");
+                  o->n_repeats, bench__grid_prefill(o));
     for (int j = 0; j < o->n_batches; j++) plot_depths(b, p, n, o->batches[j]);
     for (int i = 0; i < n; i++) point(b, &p[i], o);
     strbuf_append_str(b, "</body></html>\n");

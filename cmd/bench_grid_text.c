@@ -23,6 +23,14 @@ void bench__grid_settings(struct strbuf *b, const struct engine *g,
     strbuf_printf(b, " from layer %d of %d on", n_shallow, c->n_layers);
 }
 
+const char *bench__grid_prefill(const struct bench_grid_options *o) {
+    return o->prefill == GRID_PREFILL_TURN ? "every turn computes its prompts"
+           : o->prefill == GRID_PREFILL_ONCE
+               ? "the first cell did, all others found them in the cache"
+               : "each cell's first turn did, later ones found them in "
+                 "the cache";
+}
+
 static double per(uint64_t sum, uint64_t n) {
     return n ? (double)sum / (double)n : 0;
 }
@@ -46,10 +54,10 @@ void bench__grid_head(const struct engine *g, const struct bench_grid_options *o
     bench__grid_settings(&b, g, o);
     strbuf_printf(&b,
                   "\nEach group of prompts is answered by the four cells in turn, %d times after a "
-                  "first one; medians.\nTTFT and \"first\": the first turn, nothing cached. ",
+                  "first one; medians. TTFT: of prompts\nthat were computed whole: ",
                   o->n_repeats);
-    strbuf_append_str(&b, o->cold ? "Every turn computes its prompts (--cold).\n"
-                                  : "Later turns find their prompts in the cache.\n");
+    strbuf_append_str(&b, bench__grid_prefill(o));
+    strbuf_append_str(&b, ". \"first\": time per token of the first turn.\n");
     strbuf_append_str(&b, "ITL: between two commits, of a round's tokens at once. KV read: by the "
                           "target in answers' own passes, as the kernels count, a token.\n");
     fwrite(b.data, 1, b.n, stdout);
@@ -58,12 +66,14 @@ void bench__grid_head(const struct engine *g, const struct bench_grid_options *o
 }
 
 static void print_cell(const struct grid_cell *c, int cell) {
+    char ttft[32] = "cached";
+    if (c->ttft_ms > 0) snprintf(ttft, sizeof ttft, "%.1f", c->ttft_ms);
     char blocks[32] = "all", drafts[32] = "-";
     if (c->n_kept < c->n_blocks) snprintf(blocks, sizeof blocks, "%d/%d", c->n_kept, c->n_blocks);
     if (c->n_drafted)
         snprintf(drafts, sizeof drafts, "%.0f%% %.2f", 100 * accepted(c), tokens_per_round(c));
-    printf("  %-13s %9.1f %9.2f %9.2f %9.2f %9.2f %9.1f %12s %12s %12s %9s %11s  %s\n",
-           bench__grid_cell_name(cell), c->ttft_ms, c->first_tpot_ms, c->tpot_ms, c->itl_p50_ms,
+    printf("  %-13s %9s %9.2f %9.2f %9.2f %9.2f %9.1f %12s %12s %12s %9s %11s  %s\n",
+           bench__grid_cell_name(cell), ttft, c->first_tpot_ms, c->tpot_ms, c->itl_p50_ms,
            c->itl_p99_ms, c->tokens_per_s, drafts,
            cmd_bytes(per(c->kv.shallow_bytes, c->kv.n_tokens)),
            cmd_bytes(per(c->kv.deep_bytes, c->kv.n_tokens)), blocks, cmd_bytes((double)c->kv_held),
@@ -136,15 +146,20 @@ static const char *boolean(bool b) {
 }
 
 static void json_cell(struct strbuf *b, const struct grid_cell *c, int cell) {
+    char ttft[32] = "null", worst[32] = "null"; /* nothing but cached prompts */
+    if (c->ttft_ms > 0) {
+        snprintf(ttft, sizeof ttft, "%.3f", c->ttft_ms);
+        snprintf(worst, sizeof worst, "%.3f", c->ttft_worst_ms);
+    }
     strbuf_printf(b,
-                  "{\"speculation\": \"%s\", \"reading\": \"%s\", \"ttft_ms\": %.3f, "
-                  "\"ttft_worst_ms\": %.3f, \"first_turn_tpot_ms\": %.4f, \"tpot_ms\": %.4f, "
+                  "{\"speculation\": \"%s\", \"reading\": \"%s\", \"ttft_ms\": %s, "
+                  "\"ttft_worst_ms\": %s, \"first_turn_tpot_ms\": %.4f, \"tpot_ms\": %.4f, "
                   "\"itl_p50_ms\": %.4f, \"itl_p99_ms\": %.4f, \"tokens_per_s\": %.3f, "
                   "\"gain\": %.4f, \"gain_low\": %.4f, \"gain_high\": %.4f, \"tokens\": %d, ",
                   grid_speculates(cell) ? "on" : "off",
-                  grid_reads_sparsely(cell) ? "sparse" : "dense", c->ttft_ms, c->ttft_worst_ms,
-                  c->first_tpot_ms, c->tpot_ms, c->itl_p50_ms, c->itl_p99_ms, c->tokens_per_s,
-                  c->gain, c->gain_low, c->gain_high, c->n_tokens);
+                  grid_reads_sparsely(cell) ? "sparse" : "dense", ttft, worst, c->first_tpot_ms,
+                  c->tpot_ms, c->itl_p50_ms, c->itl_p99_ms, c->tokens_per_s, c->gain, c->gain_low,
+                  c->gain_high, c->n_tokens);
     strbuf_printf(b,
                   "\"drafted\": %llu, \"accepted\": %llu, \"acceptance\": %.4f, "
                   "\"tokens_per_round\": %.4f, \"rounds\": %llu, \"plain_rounds\": %llu, ",
@@ -210,9 +225,12 @@ void bench__grid_json(struct strbuf *b, const struct engine *g, const struct ben
     strbuf_append_str(b, ", \"sparse\": ");
     strbuf_append_json(b, s.n ? s.data : "", s.n);
     strbuf_printf(b,
-                  ", \"repeats\": %d, \"tokens\": %d, \"temperature\": %g, \"cold\": %s, "
+                  ", \"repeats\": %d, \"tokens\": %d, \"temperature\": %g, \"prefill\": \"%s\", "
                   "\"points\": [",
-                  o->n_repeats, o->n_tokens, o->temperature, boolean(o->cold));
+                  o->n_repeats, o->n_tokens, o->temperature,
+                  o->prefill == GRID_PREFILL_TURN   ? "turn"
+                  : o->prefill == GRID_PREFILL_ONCE ? "once"
+                                                    : "cell");
     for (int i = 0; i < n; i++) {
         strbuf_append_str(b, i ? ",\n  " : "\n  ");
         json_point(b, &p[i]);

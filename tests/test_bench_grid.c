@@ -111,8 +111,8 @@ static void check_cell(const json_t *c, int i, int n_blocks, int n_kept, int bat
     /* Alone, a pass without draft tokens gives one token. */
     if (!grid_speculates(i) && batch == 1)
         assert_int_equal(whole(c, "passes"), whole(c, "pass_tokens"));
-    const char *const times[] = {"ttft_ms",      "tpot_ms", "first_turn_tpot_ms",
-                                 "tokens_per_s", "gain",    "gain_low"};
+    const char *const times[] = {"tpot_ms", "first_turn_tpot_ms", "tokens_per_s", "gain",
+                                 "gain_low"};
     for (size_t k = 0; k < sizeof times / sizeof *times; k++) assert_true(real(c, times[k]) > 0);
     assert_true(real(c, "gain_low") <= real(c, "gain") && real(c, "gain") <= real(c, "gain_high"));
 }
@@ -160,7 +160,7 @@ static void test_grid_sampled_and_cold(void) {
     struct bench_grid_options o;
     grid_options(&o);
     o.temperature = 1;
-    o.cold = true;
+    o.prefill = GRID_PREFILL_TURN;
     o.kind = "quote";
     o.n_repeats = 1;
     json_t *root = run_grid(&o, false);
@@ -179,6 +179,39 @@ static void test_grid_too_short(void) {
     o.n_repeats = 1;
     json_t *root = run_grid(&o, true);
     check_point(json_array_get(json_object_get(root, "points"), 0), 4, 1);
+    json_decref(root);
+}
+
+/* Time to first token is of prompts that were computed whole, never of cached ones, also where an
+ * earlier point had the same prompts. */
+static void test_grid_prefill(void) {
+    static const struct {
+        enum grid_prefill prefill;
+        bool has[GRID_CELLS];
+    } cases[] = {{GRID_PREFILL_CELL, {true, true, true, true}},
+                 {GRID_PREFILL_TURN, {true, true, true, true}},
+                 {GRID_PREFILL_ONCE, {true, false, false, false}}};
+    struct bench_grid_options o;
+    grid_options(&o);
+    o.batches[1] = 4;
+    o.n_batches = 2;
+    o.n_repeats = 1;
+    json_t *root = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        o.prefill = cases[i].prefill;
+        root = run_grid(&o, true);
+        for (size_t k = 0; k < 2; k++) {
+            const json_t *p = json_array_get(json_object_get(root, "points"), k);
+            const json_t *cells = json_object_get(p, "cells");
+            check_point(p, 4, o.batches[k]);
+            for (size_t c = 0; c < GRID_CELLS; c++) {
+                const json_t *t = json_object_get(json_array_get(cells, c), "ttft_ms");
+                if (cases[i].has[c]) assert_true(json_number_value(t) > 0);
+                else assert_true(json_is_null(t));
+            }
+        }
+        if (i + 1 < sizeof cases / sizeof *cases) json_decref(root);
+    }
     json_decref(root);
 }
 
@@ -294,6 +327,7 @@ const struct test tests[] = {
     {"grid_says_what_is", TEST_QUICK, 120000, test_grid_says_what_is},
     {"grid_sampled_and_cold", TEST_QUICK, 60000, test_grid_sampled_and_cold},
     {"grid_too_short", TEST_QUICK, 60000, test_grid_too_short},
+    {"grid_prefill", TEST_QUICK, 120000, test_grid_prefill},
     {"grid_page", TEST_QUICK, 60000, test_grid_page},
     {"grid_prompts", TEST_QUICK, 60000, test_grid_prompts},
     {"grid_refusals", TEST_QUICK, 60000, test_grid_refusals},
