@@ -17,12 +17,12 @@ enum { DEFAULT_NEEDLES = 40, DEFAULT_TEXTS = 8, MOST_CONTEXT = 32768 };
 struct flags {
     struct engine_options engine;
     const char *precision, *lengths, *depths, *kinds, *text, *tasks, *selectors, *scorers, *json,
-        *svg, *answers, *calibrate, *into, *keep, *keep_blocks;
+        *svg, *answers, *calibrate, *into, *keep, *keep_blocks, *reserve, *smooth;
     int n_needles, n_texts, n_answer, n_late, n_following, n_task_answer, n_task, context, seed;
     double budget;
     struct target_settings base;
     struct eval_calibration limits;
-    bool again, quiet;
+    bool again, each_step, quiet;
 };
 
 /* What it comes to. */
@@ -189,7 +189,10 @@ static int plan_columns(const struct flags *f, struct work *p, struct err *e) {
     w->keep = f->keep;
     w->keep_blocks = f->keep_blocks || f->keep ? f->keep_blocks : "32";
     w->base = f->base;
-    w->again = f->again;
+    w->reserve = f->reserve;
+    w->smooth = f->smooth;
+    w->anew[EVAL_AGAIN] = f->again;
+    w->anew[EVAL_EACH_STEP] = f->each_step;
     for (int i = 0; i < w->n_scorers; i++)
         w->defaults[i] = (struct target_scorer_defaults){p->bed->scorer_file[i]->smoothing,
                                                          p->bed->scorer_file[i]->curve};
@@ -446,12 +449,14 @@ static const char after[] =
      "never fewer", "32, or --keep-blocks if less"},                                               \
     {OPTION_INT, "window-blocks", NULL, 0, &(f)->base.window_blocks, "N", 1, TARGET_MOST_BLOCKS,   \
      "newest blocks that always stay (the first one does, too)", "3"},                             \
-    {OPTION_DOUBLE, "reserve", NULL, 0, &(f)->base.reserve, "X", 0, 1,                             \
-     "share of the blocks that stay by chance, on top", "0.01"},                                   \
-    {OPTION_DOUBLE, "smooth", NULL, 0, &(f)->base.smooth, "X", 0, 1,                               \
+    {OPTION_STRING, "reserve", NULL, 0, &(f)->reserve, "LIST", 0, 0,                               \
+     "share of the blocks that stay by chance, on top; several: a column each", "0.01"},           \
+    {OPTION_STRING, "smooth", NULL, 0, &(f)->smooth, "LIST", 0, 0,                                 \
      "share of its neighbours' mean score that a block gets", "0, or the scorer file's"},          \
     {OPTION_FLAG, "again", NULL, 0, &(f)->again, NULL, 0, 0,                                       \
-     "mean and scorer once more, selecting anew at a late question", NULL},                        \
+     "observed, mean, scorer once more, selecting anew at a late question", NULL},                 \
+    {OPTION_FLAG, "each-step", NULL, 0, &(f)->each_step, NULL, 0, 0,                               \
+     "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
     {OPTION_GROUP, "Calibration", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \
     {OPTION_STRING, "calibrate", NULL, 0, &(f)->calibrate, "SELECTOR", 0, 0,                       \
      "fit its curve: the smallest kept size of each length that stays within", NULL},              \

@@ -20,12 +20,13 @@ void eval_progress_start(struct eval_progress *p, struct log_progress *bar, cons
 void eval_progress_at(struct eval_progress *p, int done) {
     double minutes = (double)(clock_ns() - p->start_ns) / 60e9;
     double left = done > 0 ? minutes / done * (p->total - done) : 0;
+    p->done = done;
     snprintf(p->what, sizeof p->what, "%s %d/%d, %.1f min left", p->name, done, p->total, left);
     log_progress_at(p->bar, done);
 }
 
 void eval_progress_end(struct eval_progress *p) {
-    snprintf(p->what, sizeof p->what, "%s, %.1f min", p->name,
+    snprintf(p->what, sizeof p->what, "%s %d of %d, %.1f min", p->name, p->done, p->total,
              (double)(clock_ns() - p->start_ns) / 60e9);
     log_progress_end(p->bar);
 }
@@ -51,17 +52,29 @@ static void decode(const struct eval_bed *b, const int32_t *ids, int n, struct s
     strbuf_append_char(out, 0);
 }
 
-/* A column that selects anew behind lead: alone, since its states must be noted. */
-static int answer_again(struct eval_bed *b, const struct eval_column *c, int column,
-                        const int32_t *lead, int n_lead, int n, int32_t *out, int *n_out,
-                        struct err *e) {
-    struct target_kept kept;
-    int rc = target_trace_rewind(b->trace, b->scores.n_tokens, e);
-    if (!rc)
-        rc = target_trace_force(b->trace, lead, n_lead, eval_bed_kept(b, column), NULL, NULL, e);
-    if (!rc) rc = eval_bed_again(b, c, &kept, e);
-    if (!rc) rc = target_trace_generate(b->trace, n, &kept, b->stop, b->n_stop, out, n_out, e);
+/* A column that selects anew answers alone, since its states must be noted. */
+static int answer_anew(struct eval_bed *b, const struct eval_column *c, int column,
+                       const int32_t *lead, int n_lead, int n, int32_t *out, int *n_out,
+                       struct err *e) {
+    struct target_kept kept = *eval_bed_kept(b, column);
+    int rc = target_trace_rewind(b->trace, b->scores.n_tokens, e), got = 1;
+    *n_out = 0;
+    if (!rc && n_lead > 0) rc = target_trace_force(b->trace, lead, n_lead, &kept, NULL, NULL, e);
+    if (!rc && n_lead > 0) rc = eval_bed_again(b, c, &kept, e);
+    if (!rc && c->anew == EVAL_AGAIN)
+        rc = target_trace_generate(b->trace, n, &kept, b->stop, b->n_stop, out, n_out, e);
+    for (; !rc && c->anew == EVAL_EACH_STEP && *n_out < n && got == 1; *n_out += got) {
+        rc = target_trace_generate(b->trace, 1, &kept, b->stop, b->n_stop, out + *n_out, &got, e);
+        if (!rc && got == 1 && *n_out > 0) rc = eval_bed_again(b, c, &kept, e);
+        if (!rc && got == 1)
+            rc = target_trace_force(b->trace, out + *n_out, 1, &kept, NULL, NULL, e);
+    }
     return rc ? rc : target_trace_rewind(b->trace, b->scores.n_tokens, e);
+}
+
+/* Does a column answer in other ways than by the list that it has from the prompt's end? */
+static bool is_anew(const struct eval_column *c, int n_lead) {
+    return c->anew == EVAL_EACH_STEP || (c->anew == EVAL_AGAIN && n_lead > 0);
 }
 
 int eval_answer_all(struct eval_bed *b, const struct eval_columns *columns, const int32_t *lead,
@@ -73,7 +86,7 @@ int eval_answer_all(struct eval_bed *b, const struct eval_columns *columns, cons
     int rc = target_trace_rewind(b->trace, b->scores.n_tokens, e);
     /* Whatever leaves nothing out answers as the first column, dense. */
     for (int i = 0; i < columns->n; i++) {
-        if ((i > 0 && b->is_dense[i]) || (columns->at[i].again && n_lead > 0)) continue;
+        if (i > 0 && (b->is_dense[i] || is_anew(&columns->at[i], n_lead))) continue;
         kept[n_answers] = eval_bed_kept(b, i);
         column[n_answers++] = i;
     }
@@ -86,8 +99,8 @@ int eval_answer_all(struct eval_bed *b, const struct eval_columns *columns, cons
         if (b->is_dense[i]) {
             strbuf_clear(&text[i]);
             strbuf_append(&text[i], text[0].data, text[0].n);
-        } else if (columns->at[i].again && n_lead > 0) {
-            rc = answer_again(b, &columns->at[i], i, lead, n_lead, n, ids, n_out, e);
+        } else if (is_anew(&columns->at[i], n_lead)) {
+            rc = answer_anew(b, &columns->at[i], i, lead, n_lead, n, ids, n_out, e);
             if (!rc) decode(b, ids, n_out[0], &text[i]);
         }
     }

@@ -214,15 +214,15 @@ int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct targe
                    struct err *e) {
     struct kern_scorer mean = mean_of(b);
     struct eval_scores s = {.n_tokens = b->scores.n_tokens, .seed = b->scores.seed};
-    const struct kern_scorer *by =
-        c->selector == EVAL_SCORER ? target_scorer_kern(b->scorer[c->scorer]) : &mean;
+    int scorer = c->selector == EVAL_OBSERVED && b->n_scorers ? 0 : c->scorer;
+    const struct kern_scorer *by = scorer >= 0 ? target_scorer_kern(b->scorer[scorer]) : &mean;
     int32_t *to = b->lists + EVAL_MAX_COLUMNS * (size_t)b->n_blocks;
-    /* A line that no prompt is using: of the oracle the list was made already. */
+    /* A line that nobody needs any more: the oracle's list was made already. */
     float *numbers = numbers_of(b, ORACLE);
-    ASSERT(c->selector == EVAL_SCORER || c->selector == EVAL_MEAN);
+    ASSERT(c->selector == EVAL_OBSERVED || c->selector == EVAL_SCORER || c->selector == EVAL_MEAN);
     int rc = target_trace_score(b->trace, 0, by, numbers, e);
     if (rc) return rc;
-    s.mean = numbers;
+    s.mean = s.observed = numbers;
     for (int i = 0; i < EVAL_MAX_SCORERS; i++) s.scorer[i] = numbers;
     *out = (struct target_kept){to, eval_column_select(c, &s, b->scratch, to),
                                 target_n_blocks(s.n_tokens)};

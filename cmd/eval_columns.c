@@ -1,6 +1,7 @@
 #include "cmd/eval_columns.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -100,57 +101,124 @@ static int read_selectors(const struct eval_wishes *w, bool wanted[EVAL_N_SELECT
     return 0;
 }
 
+/* Numbers of [0, 1] with commas between; none: one that is unset. */
+struct number_word {
+    char text[16]; /* "" where it is the only one */
+    double value;
+};
+static int read_numbers(const char *list, const char *name, struct number_word *out, int *n_out,
+                        struct err *e) {
+    const char *word, *at = list;
+    size_t n;
+    out[0] = (struct number_word){.value = TARGET_UNSET};
+    *n_out = 0;
+    while (next_word(&at, &word, &n)) {
+        char *end;
+        struct number_word *w = &out[*n_out];
+        if (*n_out == EVAL_MAX_KEEPS)
+            return err_raise(e, E_RANGE, "%s: more than %d", name, EVAL_MAX_KEEPS);
+        snprintf(w->text, sizeof w->text, "%.*s", (int)(n > 15 ? 15 : n), word);
+        w->value = strtod(w->text, &end);
+        if (n == 0 || n > 15 || *end || !(w->value >= 0 && w->value <= 1))
+            return err_raise(e, E_RANGE, "%s is '%s', allowed is [0, 1]", name, w->text);
+        ++*n_out;
+    }
+    if (*n_out <= 1) out[0].text[0] = 0;
+    if (*n_out == 0) *n_out = 1;
+    return 0;
+}
+
 /* ---- Columns ---- */
 
-static int add_column(struct eval_columns *out, const struct eval_wishes *w,
-                      enum eval_selector selector, int scorer, const struct keep_word *k,
-                      bool again, struct err *e) {
+/* What a column differs by from the next. */
+struct shape {
+    enum eval_selector selector;
+    int scorer; /* -1: none */
+    const struct keep_word *keep;
+    const struct number_word *reserve, *smooth;
+    enum eval_anew anew;
+};
+
+static void name_column(struct eval_column *c, const struct eval_wishes *w, const struct shape *s) {
+    static const char *const anew[EVAL_N_ANEW] = {"", " again", " each step"};
+    const char *path = s->scorer >= 0 ? w->scorers[s->scorer] : "";
+    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    int n_base = (int)strcspn(base, "."); /* late.safetensors: late */
+    bool r = s->reserve && s->reserve->text[0], m = s->smooth && s->smooth->text[0];
+    snprintf(c->name, sizeof c->name, "%s%s%.*s%s%s%s%s%s%s%s", names[s->selector],
+             s->scorer >= 0 ? ":" : "", n_base > 24 ? 24 : n_base, base, s->keep ? " " : "",
+             s->keep ? s->keep->text : "", r ? " r" : "", r ? s->reserve->text : "", m ? " s" : "",
+             m ? s->smooth->text : "", anew[s->anew]);
+}
+
+static int add_column(struct eval_columns *out, const struct eval_wishes *w, const struct shape *s,
+                      struct err *e) {
     if (out->n == EVAL_MAX_COLUMNS)
         return err_raise(e, E_RANGE, "more than %d ways of reading", EVAL_MAX_COLUMNS);
     struct eval_column *c = &out->at[out->n++];
-    struct target_settings wish = w->base;
-    *c = (struct eval_column){.selector = selector, .scorer = scorer, .again = again};
-    wish.selector = selector_of(selector);
-    if (k) {
-        wish.keep = k->s.keep;
-        wish.keep_blocks = k->s.keep_blocks;
-        wish.curve = k->s.curve;
+    struct target_settings wish = w->base, none;
+    *c = (struct eval_column){.selector = s->selector, .scorer = s->scorer, .anew = s->anew};
+    wish.selector = selector_of(s->selector);
+    if (s->keep) {
+        wish.keep = s->keep->s.keep;
+        wish.keep_blocks = s->keep->s.keep_blocks;
+        wish.curve = s->keep->s.curve;
     }
+    if (s->reserve) wish.reserve = s->reserve->value;
+    if (s->smooth) wish.smooth = s->smooth->value;
     int rc = target_settings_check(&wish, e);
     if (rc) return rc;
-    struct target_settings none;
     target_settings_unset(&none);
-    c->settings = target_settings_resolve(&none, &wish, scorer >= 0 ? &w->defaults[scorer] : NULL);
-    c->settings.reselector = c->settings.selector;
-    const char *path = scorer >= 0 ? w->scorers[scorer] : "";
-    const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    int n_base = (int)strcspn(base, "."); /* late.safetensors: late */
-    snprintf(c->name, sizeof c->name, "%s%s%.*s%s%s%s", names[selector], scorer >= 0 ? ":" : "",
-             n_base > 24 ? 24 : n_base, base, k ? " " : "", k ? k->text : "",
-             again ? " again" : "");
+    c->settings =
+        target_settings_resolve(&none, &wish, s->scorer >= 0 ? &w->defaults[s->scorer] : NULL);
+    name_column(c, w, s);
     return 0;
+}
+
+/* Columns of one selector (and scorer). */
+struct lists {
+    struct keep_word keep[EVAL_MAX_KEEPS];
+    struct number_word reserve[EVAL_MAX_KEEPS], smooth[EVAL_MAX_KEEPS];
+    int n_keep, n_reserve, n_smooth;
+};
+
+static int add_selector(struct eval_columns *out, const struct eval_wishes *w,
+                        const struct lists *l, enum eval_selector selector, int scorer,
+                        struct err *e) {
+    bool measures = selector != EVAL_RECENT && selector != EVAL_RANDOM;
+    bool anew = measures && selector != EVAL_ORACLE;
+    int n_smooth = measures ? l->n_smooth : 1, rc = 0;
+    for (int a = 0; a < EVAL_N_ANEW && !rc; a++)
+        for (int i = 0;
+             (a == 0 || (anew && w->anew[a])) && !rc && i < l->n_keep * l->n_reserve * n_smooth;
+             i++) {
+            struct shape s = {.selector = selector,
+                              .scorer = scorer,
+                              .keep = &l->keep[i % l->n_keep],
+                              .reserve = &l->reserve[i / l->n_keep % l->n_reserve],
+                              .smooth = measures ? &l->smooth[i / l->n_keep / l->n_reserve] : NULL,
+                              .anew = (enum eval_anew)a};
+            rc = add_column(out, w, &s, e);
+        }
+    return rc;
 }
 
 int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, struct err *e) {
     bool wanted[EVAL_N_SELECTORS] = {0};
-    struct keep_word keeps[EVAL_MAX_KEEPS];
-    int n_keeps = 0;
+    struct lists l = {0};
     out->n = 0;
     int rc = read_selectors(w, wanted, e);
-    if (!rc) rc = read_keeps(w, keeps, &n_keeps, e);
-    if (!rc && n_keeps == 0)
+    if (!rc) rc = read_keeps(w, l.keep, &l.n_keep, e);
+    if (!rc) rc = read_numbers(w->reserve, "reserve", l.reserve, &l.n_reserve, e);
+    if (!rc) rc = read_numbers(w->smooth, "smooth", l.smooth, &l.n_smooth, e);
+    if (!rc && l.n_keep == 0)
         rc = err_raise(e, E_INVALID, "nothing says how much is kept: give keep_blocks or keep");
     if (!rc && wanted[EVAL_SCORER] && w->n_scorers == 0)
         rc = err_raise(e, E_INVALID, "the selector 'scorer' needs a scorer's file");
-    if (!rc) rc = add_column(out, w, EVAL_DENSE, -1, NULL, false, e);
-    for (int s = EVAL_DENSE + 1; s < EVAL_N_SELECTORS; s++) {
-        bool states = s == EVAL_SCORER || s == EVAL_MEAN;
-        for (int f = 0; wanted[s] && f < (s == EVAL_SCORER ? w->n_scorers : 1); f++)
-            for (int again = 0; again <= (w->again && states); again++)
-                for (int k = 0; k < n_keeps && !rc; k++)
-                    rc = add_column(out, w, (enum eval_selector)s, s == EVAL_SCORER ? f : -1,
-                                    &keeps[k], again, e);
-    }
+    if (!rc) rc = add_column(out, w, &(struct shape){.selector = EVAL_DENSE, .scorer = -1}, e);
+    for (int s = EVAL_DENSE + 1; s < EVAL_N_SELECTORS; s++)
+        for (int f = 0; wanted[s] && !rc && f < (s == EVAL_SCORER ? w->n_scorers : 1); f++)
+            rc = add_selector(out, w, &l, (enum eval_selector)s, s == EVAL_SCORER ? f : -1, e);
     return rc;
 }
 

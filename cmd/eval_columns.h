@@ -22,10 +22,19 @@ const char *eval_selector_name(enum eval_selector s);
 
 enum { EVAL_MAX_COLUMNS = 48, EVAL_MAX_SCORERS = 8, EVAL_MAX_KEEPS = 8 };
 
+/* When a column selects anew inside an answer: by states of blocks (the scorer or the mean; after
+ * an observed beginning the first scorer there is, else the mean). */
+enum eval_anew {
+    EVAL_ONCE,
+    EVAL_AGAIN,     /* where a late question was asked */
+    EVAL_EACH_STEP, /* before every token */
+    EVAL_N_ANEW
+};
+
 struct eval_column {
     enum eval_selector selector;
     int scorer;                      /* of EVAL_SCORER: which file, else -1 */
-    bool again;                      /* selects anew where a late question was asked */
+    enum eval_anew anew;             /* beyond the prompt's end */
     char name[64];                   /* "observed 32", "scorer late.safetensors .1" */
     struct target_settings settings; /* resolved, by which target_select counts and draws */
 };
@@ -43,8 +52,9 @@ struct eval_wishes {
     const char *scorers[EVAL_MAX_SCORERS];
     struct target_scorer_defaults defaults[EVAL_MAX_SCORERS]; /* what each file says */
     int n_scorers;
-    bool again;                  /* scorer and mean stand there once more, selecting anew */
-    struct target_settings base; /* reserve, window, floor where given, else unset */
+    const char *reserve, *smooth; /* "0,.01,.02": a column each; NULL: the default */
+    bool anew[EVAL_N_ANEW];       /* observed, scorer and mean once more, selecting anew so */
+    struct target_settings base;  /* window and floor where given, else unset */
 };
 
 /* E_RANGE names the word that is wrong; E_INVALID where a scorer is asked for without a file. */

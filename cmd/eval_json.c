@@ -40,6 +40,7 @@ static void ints(struct strbuf *b, const char *key, const int *x, int n) {
 }
 
 static void columns(struct strbuf *b, const struct eval_results *r) {
+    static const char *const anew[EVAL_N_ANEW] = {"once", "again", "each step"};
     strbuf_append_str(b, ",\n\"columns\": [");
     for (int c = 0; c < r->columns->n; c++) {
         const struct eval_column *col = &r->columns->at[c];
@@ -52,9 +53,9 @@ static void columns(struct strbuf *b, const struct eval_results *r) {
             strbuf_printf(b,
                           ", \"keep\": %.9g, \"keep_blocks\": %d, \"min_blocks\": %d, "
                           "\"window_blocks\": %d, \"reserve\": %.9g, \"smooth\": %.9g, "
-                          "\"selects_again\": %s",
+                          "\"selects\": \"%s\"",
                           s->keep, s->keep_blocks, s->min_blocks, s->window_blocks, s->reserve,
-                          s->smooth, col->again ? "true" : "false");
+                          s->smooth, anew[col->anew]);
         strbuf_append_str(b, "}");
     }
     strbuf_append_str(b, "\n]");
@@ -217,8 +218,7 @@ void eval_report_json(struct strbuf *b, const struct eval_results *r) {
                   "\"is_cut\": %s,\n",
                   r->bed->select_layer, r->bed->c.n_layers, (unsigned long long)r->seed, r->minutes,
                   r->is_cut ? "true" : "false");
-    if (r->find) ints(b, "needle_tokens", r->find->length, r->find->n_lengths);
-    else ints(b, "text_tokens", r->read ? r->read->length : NULL, r->read ? r->read->n_lengths : 0);
+    ints(b, "lengths", r->find->length, r->find->n_lengths);
     columns(b, r);
     if (r->n_found > 0) found(b, r);
     if (r->n_loss > 0) loss(b, r);

@@ -169,6 +169,16 @@ static void judge_lists(const struct eval_bed *b, const struct eval_columns *col
     }
 }
 
+/* An earlier column with the very same list; -1: none. What selects anew later is one. */
+static int same_list(const struct eval_bed *b, int column) {
+    const struct target_kept *k = &b->kept[column];
+    for (int c = 1; c < column; c++)
+        if (!b->is_dense[c] && b->kept[c].n == k->n &&
+            !memcmp(b->kept[c].block, k->block, sizeof *k->block * (size_t)k->n))
+            return c;
+    return -1;
+}
+
 /* Loss of ids[n] through every column's list. */
 static int force_all(struct eval_bed *b, const struct eval_columns *columns, const int32_t *ids,
                      int n, struct eval_loss *item, struct err *e) {
@@ -177,9 +187,10 @@ static int force_all(struct eval_bed *b, const struct eval_columns *columns, con
     int rc = 0;
     for (int i = 0; i < n; i++) item->n_part[i * EVAL_PARTS / n]++;
     for (int c = 0; c < columns->n && !rc; c++) {
-        if (c > 0 && b->is_dense[c]) {
-            memcpy(item->nll[c], item->nll[0], sizeof item->nll[0]);
-            item->n_agree[c] = n;
+        int same = c == 0 ? -1 : b->is_dense[c] ? 0 : same_list(b, c);
+        if (same >= 0) {
+            memcpy(item->nll[c], item->nll[same], sizeof item->nll[same]);
+            item->n_agree[c] = item->n_agree[same];
             continue;
         }
         rc = target_trace_rewind(b->trace, b->scores.n_tokens, e);

@@ -136,7 +136,7 @@ struct eval_progress {
     char what[96];
     const char *name;
     long long start_ns;
-    int total;
+    int total, done;
     struct log_progress *bar;
 };
 void eval_progress_start(struct eval_progress *p, struct log_progress *bar, const char *name,

@@ -180,6 +180,23 @@ static void test_eval_columns(void) {
     assert_string_equal(c.at[3].name, "observed .25");
     assert_string_equal(c.at[9].name, "oracle .25");
 
+    w.selectors = "observed,recent";
+    w.reserve = "0,.02";
+    w.smooth = "0,.5";
+    w.anew[EVAL_AGAIN] = true;
+    w.keep = NULL;
+    assert_ok(eval_columns_make(&c, &w, &e), e);
+    assert_int_equal(c.n, 1 + 2 * 2 * 2 * 2 + 2 * 2);
+    assert_string_equal(c.at[1].name, "observed 32 r0 s0");
+    assert_string_equal(c.at[16].name, "observed 12 r.02 s.5 again");
+    assert_near(c.at[16].settings.reserve, .02, 1e-12);
+    assert_near(c.at[16].settings.smooth, .5, 1e-12);
+    assert_int_equal(c.at[16].settings.keep_blocks, 12);
+    assert_string_equal(c.at[20].name, "recent 12 r.02");
+    w = (struct eval_wishes){.selectors = "observed,oracle", .keep_blocks = "32,12", .keep = ".25"};
+    target_settings_unset(&w.base);
+    assert_ok(eval_columns_make(&c, &w, &e), e);
+
     /* 100 blocks whose mass grows to the middle: 12 kept are the first, the newest three, the best
      * eight of the middle; reserve one more. */
     float mass[100], scratch[100];

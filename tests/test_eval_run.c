@@ -113,7 +113,7 @@ static void check_needles(json_t *j, int n_prompts) {
 
 static void check_texts(json_t *j) {
     json_t *text = json_object_get(j, "text"), *all = column(text, "observed 1");
-    json_t *few = column(text, "observed 4"), *dense = column(text, "dense");
+    json_t *few = column(text, "observed 6"), *dense = column(text, "dense");
     assert_true(value(all, "minus_dense") == 0 && value(all, "standard_error") == 0);
     assert_true(value(all, "agreement") == 1 && value(all, "mass") == 1);
     assert_true(value(few, "minus_dense") != 0 && value(few, "agreement") < 1);
@@ -137,11 +137,12 @@ static void test_eval_run_all(void) {
     char words[600];
     make_folder();
     for (int turn = 0; turn < 2; turn++) {
-        snprintf(words, sizeof words,
-                 "--lengths 640,900 --needles 9 --texts 3 --following 64 --late-tokens 16 "
-                 "--answer-tokens 8 --keep-blocks 4 --keep 1 --again --json %s --svg %s "
-                 "--answers %s",
-                 in_folder(turn ? "b.json" : "a.json"), in_folder("a.svg"), in_folder("answers"));
+        snprintf(
+            words, sizeof words,
+            "--lengths 640,900 --needles 9 --texts 3 --following 64 --late-tokens 16 "
+            "--answer-tokens 8 --keep-blocks 6 --keep 1 --again --each-step --json %s --svg %s "
+            "--answers %s",
+            in_folder(turn ? "b.json" : "a.json"), in_folder("a.svg"), in_folder("answers"));
         if (eval(words) != 0) fail_msg("%s", said);
     }
     char *text = read_all("a.json"), *again = read_all("b.json"), *map = read_all("a.svg");
@@ -150,22 +151,32 @@ static void test_eval_run_all(void) {
     assert_non_null(j);
     check_needles(j, 18);
     check_texts(j);
+    /* Selecting anew inside an answer changes it where blocks are left out, and only there. */
+    json_t *needles = json_object_get(j, "needles");
+    assert_true(value(column(needles, "mean 1 each step"), "minus_dense") == 0);
+    assert_non_null(column(needles, "observed 6 again"));
     json_object_del(j, "minutes");
     json_object_del(k, "minutes");
     assert_true(json_equal(j, k)); /* one seed, one result */
-    assert_true(strncmp(map, "<svg ", 5) == 0 && strstr(map, "oracle 4"));
+    assert_true(strncmp(map, "<svg ", 5) == 0 && strstr(map, "oracle 6"));
     assert_non_null(strstr(tables, "Needles: 18 prompts"));
     assert_non_null(strstr(tables, "observed 1: 18 of 18 prompts have no more blocks"));
-    int n = 0;
+    int n = 0, n_anew = 0;
     char *save;
     for (char *l = strtok_r(answers, "\n", &save); l; l = strtok_r(NULL, "\n", &save), n++) {
         json_t *o = json_loads(l, 0, NULL), *a = json_object_get(o, "answers");
         assert_int_equal(json_object_size(a), json_array_size(json_object_get(j, "columns")));
         assert_string_equal(json_string_value(json_object_get(a, "dense")),
                             json_string_value(json_object_get(a, "observed 1")));
+        n_anew += strcmp(json_string_value(json_object_get(a, "mean 6")),
+                         json_string_value(json_object_get(a, "mean 6 each step"))) != 0;
+        if (strcmp(json_string_value(json_object_get(o, "kind")), "late"))
+            assert_string_equal(json_string_value(json_object_get(a, "mean 6")),
+                                json_string_value(json_object_get(a, "mean 6 again")));
         json_decref(o);
     }
     assert_int_equal(n, 18);
+    assert_true(n_anew > 0);
     json_decref(j);
     json_decref(k);
     free(text);
