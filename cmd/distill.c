@@ -351,15 +351,10 @@ static int trace_all(struct distill *d, struct err *e) {
         if (!d->windows[l]) return err_raise(e, E_NOMEM, "no memory for %d windows", d->n_windows);
     }
     d->key = samples_key(d);
-    rc = target_samples_open(&s, d->f->checkpoint, d->key, d->c.hidden, take, d, &n_records, e);
+    rc = target_samples_open(&s, d->f->checkpoint, d->key, d->c.hidden, d->how.n_layers, take, d,
+                             &n_records, e);
     if (rc) return rc;
-    /* A window whose layers are not all there is traced again. */
-    int whole = d->n_have[d->how.n_layers - 1];
-    for (int l = 0; l < d->how.n_layers; l++)
-        if (d->n_have[l] > whole) {
-            rc = err_raise(e, E_FORMAT, "%s ends within a window; remove it", d->f->checkpoint);
-            break;
-        }
+    int whole = d->n_have[0];
     if (whole > 0) log_info("%d windows from %s", whole, d->f->checkpoint);
     if (!rc && whole < d->n_windows) rc = trace_from(d, whole, s, e);
     target_samples_close(s);

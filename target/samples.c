@@ -146,7 +146,7 @@ static int read_record(struct target_samples *s, struct target_window *w, int *l
     return 0;
 }
 
-static int read_all(struct target_samples *s, uint64_t key,
+static int read_all(struct target_samples *s, uint64_t key, int group,
                     int (*take)(void *, int, struct target_window *, struct err *), void *arg,
                     int *n_have, struct err *e) {
     struct file_head head;
@@ -167,29 +167,36 @@ static int read_all(struct target_samples *s, uint64_t key,
                          s->path);
     for (;;) {
         long whole = ftell(s->f);
-        struct target_window w;
-        bool got;
-        int layer_idx, rc = read_record(s, &w, &layer_idx, &got, e);
-        if (rc) return rc;
-        if (!got) {
-            /* Whatever is behind the last whole record goes. */
+        struct target_window w[MODEL_MAX_TAPS];
+        int layer_idx[MODEL_MAX_TAPS], n = 0, rc = 0;
+        bool got = true;
+        for (; n < group && !rc && got; n += !rc && got)
+            rc = read_record(s, &w[n], &layer_idx[n], &got, e);
+        if (rc || !got) {
+            for (int i = 0; i < n; i++) target_window_free(&w[i]);
+            if (rc) return rc;
+            /* Whatever is behind the last whole group goes. */
             if (whole < 0 || fseek(s->f, whole, SEEK_SET) != 0 ||
                 ftruncate(fileno(s->f), whole) != 0)
                 return err_raise(e, E_IO, "cannot write %s: %s", s->path, strerror(errno));
             return 0;
         }
-        rc = take(arg, layer_idx, &w, e);
-        if (rc) return rc;
-        ++*n_have;
+        for (int i = 0; i < n; i++) {
+            rc = take(arg, layer_idx[i], &w[i], e);
+            if (!rc) ++*n_have;
+            for (int x = i + 1; x < n && rc; x++) target_window_free(&w[x]);
+            if (rc) return rc;
+        }
     }
 }
 
 int target_samples_open(struct target_samples **out, const char *path, uint64_t key, int hidden,
-                        int (*take)(void *, int, struct target_window *, struct err *), void *arg,
-                        int *n_have, struct err *e) {
+                        int group, int (*take)(void *, int, struct target_window *, struct err *),
+                        void *arg, int *n_have, struct err *e) {
     struct target_samples *s = calloc(1, sizeof *s);
     int rc = 0;
     *n_have = 0;
+    ASSERT(group >= 1 && group <= MODEL_MAX_TAPS);
     if (!s) return err_raise(e, E_NOMEM, "no memory for %s", path ? path : "samples");
     s->hidden = hidden;
     if (path) {
@@ -198,7 +205,7 @@ int target_samples_open(struct target_samples **out, const char *path, uint64_t 
         if (!rc) s->f = fopen(path, "r+b");
         if (!rc && !s->f && errno == ENOENT) s->f = fopen(path, "w+b");
         if (!rc && !s->f) rc = err_raise(e, E_IO, "cannot open %s: %s", path, strerror(errno));
-        if (!rc) rc = read_all(s, key, take, arg, n_have, e);
+        if (!rc) rc = read_all(s, key, group, take, arg, n_have, e);
     }
     if (rc) target_samples_close(s);
     else *out = s;

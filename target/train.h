@@ -82,10 +82,12 @@ void target_window_represent(struct target_window *w, const float *plane, int hi
 
 /* A file of windows, each with a checksum, as they are traced. Open for appending behind what is
  * whole and fits `key`, which names everything that decides the windows; *n_have of them are read
- * through `take`, which owns the window then. A torn end is cut off; E_INVALID where the file is of
+ * through `take`, which owns the window then. Windows come in groups (of a text's layers), and the
+ * end of a group that is torn is cut off; E_INVALID where the file is of
  * another key. path NULL: nothing is kept, appending does nothing. */
 struct target_samples;
 int target_samples_open(struct target_samples **out, const char *path, uint64_t key, int hidden,
+                        int group,
                         int (*take)(void *arg, int layer_idx, struct target_window *w,
                                     struct err *e),
                         void *arg, int *n_have, struct err *e);

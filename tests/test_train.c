@@ -468,12 +468,12 @@ static void test_train_samples(void) {
     int n;
     snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
     plant(true);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, take, &got, &n, &e), e);
+    assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
     assert_int_equal(n, 0);
     for (int i = 0; i < 3; i++) assert_ok(target_samples_append(s, i % 2, windows[i], &e), e);
     target_samples_close(s);
-    assert_int_equal(target_samples_open(&s, path, 2, WIDE, take, &got, &n, &e), E_INVALID);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, take, &got, &n, &e), e);
+    assert_int_equal(target_samples_open(&s, path, 2, WIDE, 1, take, &got, &n, &e), E_INVALID);
+    assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
     target_samples_close(s);
     assert_int_equal(n, 3);
     for (int i = 0; i < 3; i++) {
@@ -507,12 +507,12 @@ static void test_train_samples(void) {
         fclose(f);
         long record = (size - 16) / 3;
         int whole = cut < 16 ? 0 : (int)((cut - 16) / record);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, take, &got, &n, &e), e);
+        assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
         assert_int_equal(n, whole);
         drop(&got);
         assert_ok(target_samples_append(s, 1, windows[9], &e), e);
         target_samples_close(s);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, take, &got, &n, &e), e);
+        assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
         target_samples_close(s);
         assert_int_equal(n, whole + 1);
         assert_memory_equal(got.w[whole].floats, windows[9]->floats, windows[9]->n_floats * 4);

@@ -1,0 +1,576 @@
+/* `tandem distill` over the tiny model: windows are what they are said to be, samples are what the
+ * trace sees, equal runs write equal files whatever was kept and gone on from, and what cannot be
+ * done is named. */
+#include "tests/harness.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "cmd/cmd.h"
+#include "cmd/distill.h"
+#include "model/source.h"
+#include "target/scorer.h"
+#include "target/target.h"
+#include "tests/tiny_model.h"
+
+/* cmd/main.c's, which brings a main of its own. */
+int cmd_fail(const struct err *e) {
+    fprintf(stderr, "# %s\n", e->message);
+    return 1;
+}
+
+enum { LAYERS = 5, HIDDEN = 64, WINDOW = 1024, TEXT = 9000 };
+
+static struct tiny_options tiny(void) {
+    struct tiny_options t;
+    tiny_model_default(&t);
+    t.n_layers = LAYERS;
+    return t;
+}
+
+/* A file of n bytes of made-up sentences; static buffers, two in turn. */
+static const char *text_file(const char *name, uint64_t seed, int n) {
+    static char path[2][96];
+    static int turn;
+    char *p = path[turn++ % 2];
+    snprintf(p, sizeof path[0], "/tmp/tandem-%d-%s.txt", (int)getpid(), name);
+    FILE *f = fopen(p, "w");
+    assert_non_null(f);
+    for (int i = 0, word = 0; i < n; i++) {
+        uint32_t r = rng_u32(seed, 0, RNG_TEST, (uint32_t)i);
+        if (word > 2 && r % 5 == 0) {
+            fputs(r % 7 == 0 ? ". " : " ", f);
+            word = 0;
+        } else {
+            fputc('a' + (int)(r >> 8) % 26, f);
+            word++;
+        }
+    }
+    fclose(f);
+    return p;
+}
+
+struct bed {
+    struct kern *k;
+    struct model *m;
+    struct tokenizer *tokenizer;
+    const struct chat_family *chat;
+};
+
+static void bed_open(struct bed *b) {
+    struct tiny_options t = tiny();
+    struct target_trace_options o = {.max_tokens = WINDOW + TARGET_TRACE_LOOK};
+    struct model_caps caps = target_trace_caps(&o);
+    struct kern_options ko = {.n_threads = 1};
+    struct model_source *src;
+    struct err e = {0}, why = {0};
+    const char *path = tiny_model_file(&t);
+    size_t n;
+    *b = (struct bed){0};
+    assert_ok(kern_cpu_open(&b->k, &ko, &e), e);
+    assert_ok(model_source_open(&src, path, &e), e);
+    unlink(path);
+    assert_ok(model_open(&b->m, src, NULL, b->k, &caps, NULL, NULL, &e), e);
+    assert_ok(model_open_tokenizer(&b->tokenizer, src, &e), e);
+    const char *text = model_source_chat_template(src, &n);
+    if (!text || chat_family_detect(&b->chat, text, n, &why) != 0) b->chat = NULL;
+    model_source_close(src);
+}
+
+static void bed_close(struct bed *b) {
+    tokenizer_close(b->tokenizer);
+    model_close(b->m);
+    b->k->ops->close(b->k);
+}
+
+static void texts_open(struct distill_texts *t, const struct bed *b) {
+    struct err e = {0};
+    *t = (struct distill_texts){.tokenizer = b->tokenizer,
+                                .chat = b->chat,
+                                .window = WINDOW,
+                                .n_places = 4,
+                                .seed = 3,
+                                .leave_out = -1};
+    const char *first = text_file("one", 1, TEXT), *second = text_file("two", 2, TEXT);
+    assert_ok(distill_texts_add(t, first, &e), e);
+    assert_ok(distill_texts_add(t, second, &e), e);
+    unlink(first);
+    unlink(second);
+}
+
+/* ---- Windows ---- */
+
+static bool stands_in(const int32_t *ids, int n, const struct tokens *all, int lo, int hi) {
+    for (int at = lo; at + n <= hi; at++)
+        if (memcmp(all->ids + at, ids, (size_t)n * sizeof *ids) == 0) return true;
+    return false;
+}
+
+static void check_text(const struct distill_window *w, const struct distill_texts *t) {
+    const struct distill_domain *d = &t->domain[w->domain];
+    int n = (int)d->ids.n, before = 0;
+    assert_int_equal(w->ids.n, WINDOW);
+    assert_true(stands_in(w->ids.ids, WINDOW, &d->ids, w->is_held_out ? d->split : 0,
+                          w->is_held_out ? n : d->split));
+    assert_true(w->n_places > 1);
+    for (int i = 0; i < w->n_places; i++) {
+        const struct distill_place *p = &w->place[i];
+        assert_int_equal(p->n_tokens % 64, 0);
+        assert_true(p->n_tokens >= before + 64 && p->n_tokens + p->n_next <= WINDOW);
+        assert_ptr_equal(p->next, w->ids.ids + p->n_tokens);
+        assert_int_equal(p->n_next, 64);
+        before = p->n_tokens + p->n_next;
+    }
+}
+
+/* Of every question: the fact stands in the common part, the question behind it, the answer's
+ * beginning after that. */
+static void check_facts(const struct distill_window *w, const struct distill_texts *t, int i) {
+    struct distill_fact f[DISTILL_MAX_FACTS];
+    struct strbuf common = {0}, tail = {0}, next = {0};
+    assert_true(w->n_places > 0 && w->n_places <= t->n_places);
+    assert_int_equal(w->domain, t->n_domains);
+    assert_true(w->ids.n < INT32_MAX && w->n_common < WINDOW);
+    tokenizer_decode(t->tokenizer, w->ids.ids, (size_t)w->n_common, false, &common);
+    distill_facts_make(f, DISTILL_MAX_FACTS, t->seed, (uint32_t)i);
+    for (int p = 0; p < w->n_places; p++) {
+        const struct distill_place *x = &w->place[p];
+        strbuf_clear(&tail);
+        strbuf_clear(&next);
+        tokenizer_decode(t->tokenizer, x->tail, (size_t)x->n_tail, false, &tail);
+        tokenizer_decode(t->tokenizer, x->next, (size_t)x->n_next, false, &next);
+        assert_int_equal(x->n_tokens, w->n_common + x->n_tail);
+        assert_true(x->n_tokens + x->n_next <= WINDOW);
+        int which = 0;
+        while (which < DISTILL_MAX_FACTS && !strstr(tail.data, f[which].question)) which++;
+        assert_in_range(which, 0, DISTILL_MAX_FACTS - 1);
+        assert_non_null(strstr(common.data, f[which].text));
+        assert_null(strstr(common.data, f[which].question));
+        assert_int_equal(strncmp(f[which].answer, next.data, next.n), 0);
+    }
+    strbuf_deinit(&common);
+    strbuf_deinit(&tail);
+    strbuf_deinit(&next);
+}
+
+static void test_distill_windows(void) {
+    struct bed b;
+    struct distill_texts t;
+    struct err e = {0};
+    int held[3] = {0}, total[3] = {0};
+    bed_open(&b);
+    texts_open(&t, &b);
+    uint64_t key = distill_texts_key(&t);
+    for (int i = 0; i < 64; i++) {
+        struct distill_window w, again;
+        assert_ok(distill_window_make(&w, &t, i, &e), e);
+        assert_ok(distill_window_make(&again, &t, i, &e), e);
+        assert_int_equal(w.ids.n, again.ids.n);
+        assert_memory_equal(w.ids.ids, again.ids.ids, w.ids.n * sizeof *w.ids.ids);
+        assert_int_equal(w.is_facts, i % 2);
+        if (w.is_facts) check_facts(&w, &t, i);
+        else check_text(&w, &t);
+        held[w.domain] += w.is_held_out;
+        total[w.domain]++;
+        distill_window_deinit(&w);
+        distill_window_deinit(&again);
+    }
+    for (int d = 0; d < 3; d++) assert_int_equal(held[d], total[d] / DISTILL_HOLD);
+    assert_string_equal(distill_domain_name(&t, 2), "facts");
+    /* Of a text that is left out nothing is trained on. */
+    t.leave_out = 1;
+    assert_true(distill_texts_key(&t) != key);
+    for (int i = 0; i < 16; i++) {
+        struct distill_window w;
+        assert_ok(distill_window_make(&w, &t, i, &e), e);
+        if (i / 2 % 2 == 1) assert_true(w.is_held_out);
+        distill_window_deinit(&w);
+    }
+    distill_texts_close(&t);
+    bed_close(&b);
+}
+
+/* ---- Samples ---- */
+
+/* What a place holds, from a trace of its own: states, representatives, labels. */
+static void check_place(struct target_trace *t, const struct distill_trace_options *o,
+                        const struct distill_window *w, int i, const struct target_window *got) {
+    static float states[32 * HIDDEN], plane[20 * 5 * HIDDEN], label[32];
+    const struct distill_place *p = &w->place[i];
+    struct target_masses m;
+    struct err e = {0};
+    int common = w->is_facts ? w->n_common : p->n_tokens;
+    assert_ok(target_trace_rewind(t, 0, &e), e);
+    assert_ok(target_trace_prompt(t, w->ids.ids, common, 0, NULL, &e), e);
+    if (w->is_facts) assert_ok(target_trace_prompt(t, p->tail, p->n_tail, 0, NULL, &e), e);
+    int n = p->n_tokens, whole = n / 64;
+    for (int l = 0; l < o->n_layers; l++) {
+        const struct target_place *x = &got[l].place[i];
+        assert_int_equal(x->n_tokens, n);
+        assert_int_equal(x->first, 1);
+        assert_true(x->n >= 1 && x->first + x->n <= target_n_blocks(n) - TARGET_WINDOW_BLOCKS);
+        assert_ok(target_trace_states(t, l, n - x->n_queries, x->n_queries, states, &e), e);
+        for (int q = 0; q < x->n_queries; q++) target_norm(states + q * HIDDEN, HIDDEN);
+        assert_memory_equal(x->query, states, (size_t)(x->n_queries * HIDDEN) * 4);
+        assert_ok(target_trace_plane(t, l, 0, whole, plane, &e), e);
+        struct target_window own = {.n_blocks = x->first + x->n, .has_quarters = o->has_quarters};
+        assert_ok(target_window_alloc(&own, HIDDEN, &e), e);
+        target_window_represent(&own, plane, HIDDEN, o->by_first, o->by_first);
+        assert_memory_equal(own.rep, got[l].rep, (size_t)(own.n_blocks * HIDDEN) * 4);
+        if (o->has_quarters)
+            assert_memory_equal(own.quarter, got[l].quarter,
+                                (size_t)(4 * own.n_blocks * HIDDEN) * 4);
+        target_window_free(&own);
+    }
+    assert_ok(target_trace_look(t, p->next, p->n_next, &m, &e), e);
+    for (int l = 0; l < o->n_layers && o->label != TARGET_LABEL_ACCUMULATED; l++) {
+        const struct target_place *x = &got[l].place[i];
+        target_label_of(o->label, &m, o->layer[l], x->first + x->n, label);
+        for (int c = 0; c < x->n; c++) assert_near(x->label[c], label[x->first + c], 1e-7);
+    }
+}
+
+static void test_distill_samples(void) {
+    struct bed b;
+    struct distill_texts texts;
+    struct err e = {0};
+    bed_open(&b);
+    texts_open(&texts, &b);
+    for (int label = 0; label < TARGET_N_LABELS; label++) {
+        struct distill_trace_options o = {.label = (enum target_label)label,
+                                          .by_first = label % 2,
+                                          .has_quarters = label % 2 == 0,
+                                          .n_queries = label % 2 ? 1 : 32,
+                                          .n_layers = 2,
+                                          .layer = {1, 3}};
+        struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
+                                          .select_layer = 1,
+                                          .n_taps = 2,
+                                          .tap_layer = {1, 3},
+                                          .has_first = o.by_first,
+                                          .heads = true,
+                                          .kv_dtype = KERN_F16};
+        struct target_trace *t;
+        assert_ok(target_trace_open(&t, &to, b.m, b.k, &e), e);
+        for (int i = 0; i < 6; i += 1 + label % 2) {
+            struct distill_window w;
+            struct target_window got[MODEL_MAX_TAPS];
+            assert_ok(distill_window_make(&w, &texts, i, &e), e);
+            assert_ok(distill_trace_window(t, &o, &w, HIDDEN, got, &e), e);
+            assert_int_equal(got[1].n_places, w.n_places);
+            assert_int_equal(got[0].is_held_out, w.is_held_out);
+            for (int p = 0; p < w.n_places; p++) {
+                check_place(t, &o, &w, p, got);
+                assert_int_equal(isnan(got[0].place[p].observed[0]), !w.is_held_out);
+            }
+            for (int l = 0; l < 2; l++) target_window_free(&got[l]);
+            distill_window_deinit(&w);
+        }
+        target_trace_close(t);
+    }
+    distill_texts_close(&texts);
+    bed_close(&b);
+}
+
+/* What `observed` selects by is in held-out windows' samples, the prompt's last 32 rows. */
+static void test_distill_observed(void) {
+    struct bed b;
+    struct distill_texts texts;
+    struct err e = {0};
+    bed_open(&b);
+    texts_open(&texts, &b);
+    struct distill_trace_options o = {
+        .label = TARGET_LABEL_DEEP, .n_queries = 1, .n_layers = 1, .layer = {2}};
+    struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
+                                      .select_layer = 2,
+                                      .n_taps = 1,
+                                      .tap_layer = {2},
+                                      .heads = true,
+                                      .kv_dtype = KERN_F16};
+    struct target_trace *t;
+    assert_ok(target_trace_open(&t, &to, b.m, b.k, &e), e);
+    int n_held = 0;
+    for (int i = 0; i < 8; i++) {
+        struct distill_window w;
+        struct target_window got[MODEL_MAX_TAPS];
+        assert_ok(distill_window_make(&w, &texts, i, &e), e);
+        assert_ok(distill_trace_window(t, &o, &w, HIDDEN, got, &e), e);
+        for (int p = 0; p < w.n_places && w.is_held_out; p++, n_held++) {
+            const struct distill_place *x = &w.place[p];
+            const struct target_place *s = &got[0].place[p];
+            int32_t ids[WINDOW];
+            const float *mass;
+            int common = w.is_facts ? w.n_common : x->n_tokens;
+            memcpy(ids, w.ids.ids, (size_t)common * sizeof *ids);
+            if (w.is_facts) memcpy(ids + common, x->tail, (size_t)x->n_tail * sizeof *ids);
+            assert_ok(target_trace_rewind(t, 0, &e), e);
+            assert_ok(target_trace_prompt(t, ids, x->n_tokens, TARGET_ROWS, &mass, &e), e);
+            assert_memory_equal(s->observed, mass + s->first, (size_t)s->n * sizeof *mass);
+        }
+        target_window_free(&got[0]);
+        distill_window_deinit(&w);
+    }
+    assert_true(n_held >= 8);
+    target_trace_close(t);
+    distill_texts_close(&texts);
+    bed_close(&b);
+}
+
+/* ---- Whole runs ---- */
+
+static char model_path[256], text_path[2][96], out_path[3][96], keep_path[96];
+
+static void run_begin(void) {
+    struct tiny_options t = tiny();
+    snprintf(model_path, sizeof model_path, "%s", tiny_model_file(&t));
+    snprintf(text_path[0], sizeof text_path[0], "%s", text_file("one", 1, TEXT));
+    snprintf(text_path[1], sizeof text_path[1], "%s", text_file("two", 2, TEXT));
+    for (int i = 0; i < 3; i++)
+        snprintf(out_path[i], sizeof out_path[i], "/tmp/tandem-%d-out%d.safetensors", (int)getpid(),
+                 i);
+    snprintf(keep_path, sizeof keep_path, "/tmp/tandem-%d-windows", (int)getpid());
+    log_set_level(LOG_QUIET);
+}
+
+static void run_end(void) {
+    char path[128];
+    unlink(model_path);
+    for (int i = 0; i < 2; i++) unlink(text_path[i]);
+    for (int i = 0; i < 3; i++) unlink(out_path[i]);
+    unlink(keep_path);
+    for (int l = 0; l < LAYERS; l++) {
+        snprintf(path, sizeof path, "%s.layer%d", keep_path, l);
+        unlink(path);
+    }
+}
+
+/* The command with some more words; its exit code. */
+static int distill(const char *out, const char *const *more) {
+    const char *words[40] = {
+        "-m",      model_path,  "-o",       out,        text_path[0], text_path[1], "--window",
+        "1024",    "--windows", "20",       "--places", "4",          "--batch",    "4",
+        "--steps", "12",        "--device", "cpu",      "--quiet",    "--head-dim", "8"};
+    int n = 0;
+    while (words[n]) n++;
+    for (; *more; more++) words[n++] = *more;
+    return cmd_distill(n, (char **)words);
+}
+
+static void assert_same_file(const char *a, const char *b, bool same) {
+    struct file x, y;
+    struct err e = {0};
+    assert_ok(file_read(&x, a, 1 << 24, &e), e);
+    assert_ok(file_read(&y, b, 1 << 24, &e), e);
+    bool equal = x.bytes == y.bytes && memcmp(x.data, y.data, x.bytes) == 0;
+    assert_true(equal == same);
+    file_close(&x);
+    file_close(&y);
+}
+
+/* One seed, one file: by one thread or two, in one go or from windows that were kept, where the end
+ * of the file is torn and a training was done already. */
+static void test_distill_repeats(void) {
+    static const char *const kinds[2] = {"late", "mlp"};
+    struct err e = {0};
+    run_begin();
+    for (int kind = 0; kind < 2; kind++) {
+#define RUN(out, ...)                                                                              \
+    assert_int_equal(distill(out, (const char *const[]){"--scorer", kinds[kind], "--layer", "1,3", \
+                                                        __VA_ARGS__, NULL}),                       \
+                     0)
+        RUN(out_path[0], "--threads", "1");
+        RUN(out_path[1], "--threads", "2");
+        assert_same_file(out_path[0], out_path[1], true);
+        RUN(out_path[1], "--threads", "1", "--seed", "2");
+        assert_same_file(out_path[0], out_path[1], false);
+        RUN(out_path[1], "--threads", "1", "--checkpoint", keep_path);
+        assert_same_file(out_path[0], out_path[1], true);
+        struct file f;
+        assert_ok(file_read(&f, keep_path, 1 << 26, &e), e);
+        size_t bytes = f.bytes;
+        file_close(&f);
+        assert_int_equal(truncate(keep_path, (long)(bytes * 2 / 3)), 0);
+        RUN(out_path[2], "--threads", "1", "--checkpoint", keep_path, "--resume");
+        assert_same_file(out_path[0], out_path[2], true);
+        assert_ok(file_read(&f, keep_path, 1 << 26, &e), e);
+        assert_int_equal(f.bytes, bytes);
+        file_close(&f);
+        /* Not without being told, not what belongs to other options. */
+        assert_int_equal(
+            distill(out_path[2], (const char *const[]){"--checkpoint", keep_path, NULL}), 1);
+        assert_int_equal(
+            distill(out_path[2], (const char *const[]){"--checkpoint", keep_path, "--resume",
+                                                       "--seed", "9", NULL}),
+            1);
+        struct target_scorer_file *s;
+        assert_ok(target_scorer_read(&s, out_path[0], &e), e);
+        assert_int_equal(s->kind, kind ? KERN_SCORE_MLP : KERN_SCORE_LATE);
+        assert_int_equal(s->hidden, HIDDEN);
+        assert_true(s->layer == 1 || s->layer == 3);
+        target_scorer_free(s);
+        char path[128];
+        unlink(keep_path);
+        for (int l = 0; l < LAYERS; l++) {
+            snprintf(path, sizeof path, "%s.layer%d", keep_path, l);
+            unlink(path);
+        }
+    }
+    run_end();
+}
+
+/* The file's scorer, run by the operation over a trace, and the trainer's own scores of the window
+ * that the trace gave: what is trained is what is served. */
+static void test_distill_served(void) {
+    struct bed b;
+    struct distill_texts texts;
+    struct threads *threads;
+    struct err e = {0};
+    bed_open(&b);
+    texts_open(&texts, &b);
+    assert_ok(threads_open(&threads, 1, &e), e);
+    for (int kind = 0; kind < 2; kind++) {
+        struct distill_trace_options o = {.label = TARGET_LABEL_STRONGEST,
+                                          .has_quarters = kind == 0,
+                                          .n_queries = kind ? 3 : 32,
+                                          .n_layers = 1,
+                                          .layer = {2}};
+        struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
+                                          .select_layer = 2,
+                                          .n_taps = 1,
+                                          .tap_layer = {2},
+                                          .heads = true,
+                                          .kv_dtype = KERN_F16};
+        struct target_train_options to_train = {
+            .shape = {.kind = kind ? KERN_SCORE_MLP : KERN_SCORE_LATE,
+                      .loss = kind ? TARGET_LOSS_BCE : TARGET_LOSS_KL,
+                      .hidden = HIDDEN,
+                      .n_heads = kind ? 0 : 2,
+                      .head_dim = kind ? 0 : 16,
+                      .width = kind ? 40 : 0,
+                      .has_layernorm = kind},
+            .n_steps = 10,
+            .n_warmup = 1,
+            .batch = 2,
+            .learning_rate = 1e-2,
+            .keep = .1,
+            .seed = 1};
+        struct target_trace *t;
+        struct target_train *train;
+        struct distill_window w[3];
+        struct target_window got[3];
+        const struct target_window *windows[] = {&got[0], &got[1], &got[2]};
+        static float score[TARGET_MAX_PLACES * 32], op[32];
+        assert_ok(target_trace_open(&t, &to, b.m, b.k, &e), e);
+        for (int i = 0; i < 3; i++) {
+            assert_ok(distill_window_make(&w[i], &texts, i, &e), e);
+            assert_ok(distill_trace_window(t, &o, &w[i], HIDDEN, &got[i], &e), e);
+        }
+        assert_ok(target_train_open(&train, &to_train, windows, 3, threads, &e), e);
+        while (target_train_step(train, NULL)) {
+        }
+        struct target_scorer_file shape = {.kind = to_train.shape.kind,
+                                           .layer = 2,
+                                           .hidden = HIDDEN,
+                                           .n_heads = to_train.shape.n_heads,
+                                           .head_dim = to_train.shape.head_dim,
+                                           .width = to_train.shape.width,
+                                           .n_queries = o.n_queries,
+                                           .normed = true,
+                                           .has_layernorm = to_train.shape.has_layernorm,
+                                           .block = 64},
+                                  *file;
+        struct target_scorer *scorer;
+        assert_ok(target_scorer_make(&file, &shape, &e), e);
+        target_train_weights(train, &(struct target_train_weights){file->a, file->b, file->w1,
+                                                                   file->b1, file->w2, file->b2,
+                                                                   file->ln_weight, file->ln_bias});
+        assert_ok(target_scorer_load(&scorer, file, b.k, &e), e);
+        for (int i = 0; i < 3; i++) {
+            target_train_score(train, &got[i], score);
+            for (int p = 0; p < w[i].n_places; p++) {
+                const struct distill_place *x = &w[i].place[p];
+                const struct target_place *s = &got[i].place[p];
+                int common = w[i].is_facts ? w[i].n_common : x->n_tokens;
+                assert_ok(target_trace_rewind(t, 0, &e), e);
+                assert_ok(target_trace_prompt(t, w[i].ids.ids, common, 0, NULL, &e), e);
+                if (w[i].is_facts)
+                    assert_ok(target_trace_prompt(t, x->tail, x->n_tail, 0, NULL, &e), e);
+                assert_ok(target_trace_score(t, 0, target_scorer_kern(scorer), op, &e), e);
+                for (int c = s->first; c < s->first + s->n; c++)
+                    assert_near(score[p * got[i].n_blocks + c], op[c],
+                                1e-4 * (1 + fabs((double)op[c])));
+            }
+        }
+        target_scorer_close(scorer);
+        target_scorer_free(file);
+        target_train_close(train);
+        for (int i = 0; i < 3; i++) {
+            target_window_free(&got[i]);
+            distill_window_deinit(&w[i]);
+        }
+        target_trace_close(t);
+    }
+    threads_close(threads);
+    distill_texts_close(&texts);
+    bed_close(&b);
+}
+
+/* ---- Refusals ---- */
+
+static void test_distill_refuses(void) {
+    struct bed b;
+    struct distill_texts t;
+    struct err e = {0};
+    bed_open(&b);
+    texts_open(&t, &b);
+    const char *brief = text_file("brief", 4, 1500);
+    assert_int_equal(distill_texts_add(&t, brief, &e), E_INVALID);
+    assert_non_null(strstr(e.message, "too short"));
+    assert_non_null(strstr(e.message, "need 2048"));
+    unlink(brief);
+    assert_int_equal(distill_texts_add(&t, "/tmp/tandem-no-such-text", &e), E_NOT_FOUND);
+    distill_texts_close(&t);
+    bed_close(&b);
+    run_begin();
+    static const char *const bad[][5] = {
+        {"--scorer", "best"},
+        {"--label", "worst"},
+        {"--loss", "l2"},
+        {"--layer", "0"},
+        {"--layer", "5"},
+        {"--layer", "3,1"},
+        {"--layer", "1,x"},
+        {"--representative", "all"},
+        {"--representative", "first"},
+        {"--windows", "5"},
+        {"--window", "4096"},
+        {"--leave-out", "three"},
+        {"--loss", "bce"},
+        {"--memory", "1K"},
+        {"--cpu-precision", "f16"},
+        {"--text", "a,,b"},
+        {"--resume"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if (distill(out_path[0], bad[i]) == 0) fail_msg("%s %s passed", bad[i][0], bad[i][1]);
+    assert_int_equal(access(out_path[0], F_OK), -1);
+    run_end();
+}
+
+const struct test tests[] = {
+    {"distill_windows", TEST_QUICK, 60000, test_distill_windows},
+    {"distill_samples", TEST_QUICK, 120000, test_distill_samples},
+    {"distill_observed", TEST_QUICK, 60000, test_distill_observed},
+    {"distill_repeats", TEST_QUICK, 240000, test_distill_repeats},
+    {"distill_served", TEST_QUICK, 60000, test_distill_served},
+    {"distill_refuses", TEST_QUICK, 60000, test_distill_refuses},
+    {0},
+};
