@@ -21,6 +21,27 @@
 
 enum { MAX_TOKENS = 512, DRAFT = 8, NOT_JUDGED = 2 };
 
+static const char head[] =
+    "#ifndef TANDEM_TESTS_DRAFT_TRACES_H\n"
+    "#define TANDEM_TESTS_DRAFT_TRACES_H\n"
+    "\n"
+    "/* What any choice of draft lengths would meet in the answers of `tandem bench --spec`, "
+    "default\n"
+    " * pair, greedy; written by bench/draft_traces. A character a place, from the answer's second "
+    "token\n"
+    " * on: how long lookup's match is there (0: none; base 36), how many of its eight tokens in a "
+    "row\n"
+    " * are right, whether the draft model's token for the place is right. */\n"
+    "\n"
+    "static const struct draft_trace {\n"
+    "    const char *name;\n"
+    "    int n_prompt;\n"
+    "    const char *match, *run, *model;\n"
+    "} draft_traces[] = {\n";
+static const char tail[] = "};\n"
+                           "\n"
+                           "#endif\n";
+
 static void must(int rc, const struct err *e) {
     if (rc == 0) return;
     fprintf(stderr, "draft_traces: %s\n", e->message);
@@ -79,8 +100,7 @@ static void judge(const uint8_t *drafted, int n, int n_tokens, int n_draft, uint
 static void print_line(const char *name, const char *line, int n) {
     printf("     .%s =\n", name);
     for (int i = 0; i < n; i += 84)
-        printf("         \"%.*s\"%s\n", n - i < 84 ? n - i : 84, line + i,
-               i + 84 >= n ? "," : "");
+        printf("         \"%.*s\"%s\n", n - i < 84 ? n - i : 84, line + i, i + 84 >= n ? "," : "");
 }
 
 static void trace(struct engine *g, const struct bench_kind *kind, int n_tokens) {
@@ -150,7 +170,9 @@ int main(int argc, char **argv) {
         return 2;
     }
     must(engine_open(&g, &o, NULL, NULL, &e), &e);
+    printf("%s", head);
     for (int i = 0; bench_kinds[i].name; i++) trace(g, &bench_kinds[i], n_tokens);
+    printf("%s", tail);
     engine_close(g);
     return 0;
 }

@@ -48,17 +48,24 @@ bool draft_cost_known(const struct draft_cost *c, int n_rows, double kv_tokens);
 enum draft_source {
     DRAFT_BY_MODEL,
     DRAFT_BY_LOOKUP,
-    DRAFT_N_SOURCES = DRAFT_BY_LOOKUP + 4, /* of rates: lookup has one for each class of matches:
-                                              2, 3, 4..7 and 8 or more tokens */
+    DRAFT_N_SOURCES = DRAFT_BY_LOOKUP + 5, /* of rates: lookup has one for each class of matches:
+                                              2, 3, 4..7, 8..15 and 16 or more tokens */
 };
 
 /* Which rate a proposal is judged by. */
 int draft_rate_idx(enum draft_source source, int n_match);
 
-/* Running estimate by place: chance that place i is accepted given that all before it were. */
+enum { DRAFT_N_LEVELS = 9 }; /* rate.c: chances of a token, from hardly ever to all but surely */
+
+/* A running estimate of how a source's proposals fare. The model's: by place, the chance that place
+ * i is accepted given that all before it were. Lookup's: its proposals are of several kinds, since
+ * a text repeats itself here or it does not; how often is each kind of them. */
 struct draft_rate {
+    bool by_level; /* lookup's: `share` counts, else the places */
     float accepted[KERN_MAX_DRAFT], tried[KERN_MAX_DRAFT]; /* decayed counts */
     float prior[KERN_MAX_DRAFT];                           /* what they are drawn to */
+    float share[DRAFT_N_LEVELS], n_rounds; /* of proposals of which each token is right with the
+                                              level's chance, sum 1; rounds that speak for them */
 };
 void draft_rate_init(struct draft_rate *r, const struct draft_rate *prior); /* NULL: a weak prior */
 /* All DRAFT_N_SOURCES of them; prior NULL: what is usual for each source. */

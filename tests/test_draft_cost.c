@@ -162,9 +162,38 @@ static void test_rate_learns(void) {
     assert_true(draft_rate_at(&r, 0) >= 0 && draft_rate_at(&r, 5) <= 1);
 }
 
+/* Lookup's rates: two kinds of proposals are told apart, and a text that begins to repeat itself is
+ * believed within three rounds, whatever the engine saw before. */
+static void test_rate_levels(void) {
+    struct draft_rate all[DRAFT_N_SOURCES], *r = &all[DRAFT_BY_LOOKUP], next;
+    draft_rates_init(all, NULL);
+    assert_true(r->by_level && !all[DRAFT_BY_MODEL].by_level);
+    /* Every other proposal is wrong at once, every other right to the end. */
+    for (int i = 0; i < 200; i++) draft_rate_update(r, 8, i % 2 ? 8 : 0);
+    assert_near(draft_rate_at(r, 0), 0.5, 0.1);
+    for (int i = 1; i < 8; i++) assert_true(draft_rate_at(r, i) > 0.9);
+    for (int i = 0; i < 200; i++) draft_rate_update(r, 8, 0);
+    assert_true(draft_rate_at(r, 0) < 0.1);
+    draft_rate_init(&next, r); /* a new request */
+    for (int i = 0; i < 3; i++) draft_rate_update(&next, 8, 8);
+    double whole = 1;
+    for (int i = 0; i < 8; i++) whole *= draft_rate_at(&next, i);
+    assert_true(whole > 0.3);
+    float sum = 0;
+    for (int i = 0; i < DRAFT_N_LEVELS; i++) sum += next.share[i];
+    assert_near(sum, 1, 1e-5);
+    /* A proposal that was cut short says nothing of what lay behind. */
+    next = *r;
+    draft_rate_update(&next, 1, 1);
+    assert_true(draft_rate_at(&next, 0) > draft_rate_at(r, 0));
+    next = *r;
+    draft_rate_update(&next, 0, 0);
+    assert_memory_equal(&next, r, sizeof next);
+}
+
 static void test_rate_classes(void) {
-    static const int n_match[] = {2, 3, 4, 7, 8, 32}, class[] = {0, 1, 2, 2, 3, 3};
-    for (int i = 0; i < 6; i++)
+    static const int n_match[] = {2, 3, 4, 7, 8, 15, 16, 32}, class[] = {0, 1, 2, 2, 3, 3, 4, 4};
+    for (int i = 0; i < 8; i++)
         assert_int_equal(draft_rate_idx(DRAFT_BY_LOOKUP, n_match[i]), DRAFT_BY_LOOKUP + class[i]);
     assert_int_equal(draft_rate_idx(DRAFT_BY_MODEL, 7), DRAFT_BY_MODEL);
     assert_int_equal(DRAFT_N_SOURCES, draft_rate_idx(DRAFT_BY_LOOKUP, 32) + 1);
@@ -196,5 +225,6 @@ const struct test tests[] = {
     {"cost_cold_start", TEST_QUICK, 20000, test_cost_cold_start},
     {"rate_learns", TEST_QUICK, 5000, test_rate_learns},
     {"rate_classes", TEST_QUICK, 5000, test_rate_classes},
+    {"rate_levels", TEST_QUICK, 5000, test_rate_levels},
     {0},
 };

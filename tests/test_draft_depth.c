@@ -516,8 +516,10 @@ static void make_crowd(struct crowd *w, const struct machine *m, int n, uint64_t
     for (int i = 0; i < n; i++) {
         draft_rates_init(w->rate[i], NULL);
         for (int k = 0; k < DRAFT_N_SOURCES; k++) {
-            double p = level[rng_u32(seed, 0, RNG_TEST, idx++) % 4];
-            for (int j = 0; j < KERN_MAX_DRAFT; j++) w->rate[i][k].prior[j] = (float)p;
+            uint32_t which = rng_u32(seed, 0, RNG_TEST, idx++) % 4;
+            for (int j = 0; j < KERN_MAX_DRAFT; j++) w->rate[i][k].prior[j] = (float)level[which];
+            for (int j = 0; j < DRAFT_N_LEVELS; j++)
+                w->rate[i][k].share[j] = j == 0 ? 0.3f : j == 2 * (int)which + 2 ? 0.7f : 0;
         }
         uint32_t dice[4]; /* drawn in order: an initialiser has none */
         for (int k = 0; k < 4; k++) dice[k] = rng_u32(seed, 0, RNG_TEST, idx++);

@@ -1,0 +1,209 @@
+/* The choice of draft lengths on what real answers would have accepted.
+ *
+ * Traces of `tandem bench --spec` (draft_traces.h) are replayed by every way of that bench: a round
+ * at a place meets the match, the right tokens of lookup and the model's right ones of that place.
+ * A machine is a table of times as in test_draft_depth.c; the controller sees them with noise, its
+ * answers are judged by the true ones. Two histories: the bench's own, where all ways of a kind in
+ * turn teach the rates and times that the next kind begins with, and one where only answers of
+ * `auto` to other kinds came before, each once. Text that repeats itself and text that does not
+ * follow on each other there. Bounds: auto takes at most 1 / 0.95 of the best fixed way's time on
+ * every kind where that bench is the criterion, and at most 1 / 0.97 of the time without drafts. */
+#include "tests/harness.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "draft/depth.h"
+#include "tests/draft_traces.h"
+
+enum { MOST = 8 }; /* draft tokens of a round */
+
+struct machine {
+    const char *name;
+    double v[MOST + 1];      /* a pass of 1..9 rows, in units of one row */
+    double draft, draft_row; /* a draft's step, each further row of it */
+};
+
+static const struct machine machines[] = {
+    /* What the ways of bench/results/cpu-spec.csv took a round. */
+    {"cpu", {1, 1.19, 1.4, 1.63, 1.86, 2.1, 2.35, 2.5, 2.63}, 0.12, 0.02},
+    {"cpu steep", {1, 1.4, 2.0, 2.55, 3.1, 3.75, 4.4, 5.0, 5.6}, 0.2, 0.05},
+    {"gpu", {1, 1.02, 1.03, 1.05, 1.06, 1.07, 1.09, 1.1, 1.12}, 0.2, 0.001},
+};
+
+struct way {
+    const char *name;
+    int n_draft; /* -1: auto */
+    bool model, lookup;
+};
+
+/* As the bench has them. */
+static const struct way bench_ways[] = {{"off", 0, false, false},   {"g=1", 1, true, true},
+                                        {"g=2", 2, true, true},     {"g=3", 3, true, true},
+                                        {"g=4", 4, true, true},     {"g=6", 6, true, true},
+                                        {"g=8", 8, true, true},     {"draft=4", 4, true, false},
+                                        {"lookup", 8, false, true}, {"auto", -1, true, true}};
+
+/* Without a draft model. */
+static const struct way lookup_ways[] = {{"off", 0, false, false}, {"g=1", 1, false, true},
+                                         {"g=2", 2, false, true},  {"g=3", 3, false, true},
+                                         {"g=4", 4, false, true},  {"g=5", 5, false, true},
+                                         {"g=6", 6, false, true},  {"g=7", 7, false, true},
+                                         {"g=8", 8, false, true},  {"auto", -1, false, true}};
+
+enum {
+    N_MACHINES = sizeof machines / sizeof *machines,
+    N_WAYS = sizeof bench_ways / sizeof *bench_ways,
+    AUTO = N_WAYS - 1, /* the others are fixed */
+    N_KINDS = sizeof draft_traces / sizeof *draft_traces,
+};
+
+/* An engine's memory of earlier answers. */
+struct learned {
+    struct draft_costs costs;
+    struct draft_rate prior[DRAFT_N_SOURCES];
+    uint32_t n_passes;
+};
+
+static void learned_init(struct learned *s) {
+    draft_cost_init(&s->costs.target);
+    draft_cost_init(&s->costs.draft);
+    s->costs.fixed_ns = 0;
+    s->n_passes = 0;
+    draft_rates_init(s->prior, NULL);
+}
+
+static void observe(struct learned *s, struct draft_cost *c, int n_rows, int kv, double ns) {
+    uint32_t idx = 2 * s->n_passes++;
+    double noise = 1 + 0.06 * (rng_uniform(3, 1, RNG_TEST, idx) - 0.5);
+    if (rng_u32(3, 1, RNG_TEST, idx + 1) % 200 == 0) noise = 10;
+    draft_cost_observe(c, n_rows, kv, ns * noise);
+}
+
+static int digit(char c) {
+    return c <= '9' ? c - '0' : c - 'a' + 10;
+}
+
+/* One sequence that answers as the trace says; k: tokens that it has. */
+struct request {
+    const struct machine *m;
+    const struct draft_trace *t;
+    struct learned *s;
+    struct draft_rate rate[DRAFT_N_SOURCES];
+    struct draft_probe probe;
+    int k, n, lag;
+    double ns;
+};
+
+static double run_passes(struct request *q, const struct draft_bid *b) {
+    const struct machine *m = q->m;
+    double step = 2.5e6, ns = step * m->v[b->n_draft];
+    observe(q->s, &q->s->costs.target, 1 + b->n_draft, (int)b->kv_tokens, ns);
+    for (int i = 0; i < b->n_draft && b->source == DRAFT_BY_MODEL; i++) {
+        int rows = i == 0 ? q->lag : 1;
+        double pass = step * (m->draft + m->draft_row * (rows - 1));
+        observe(q->s, &q->s->costs.draft, rows, (int)b->kv_tokens, pass);
+        ns += pass;
+    }
+    return ns;
+}
+
+static void round_of(struct request *q, const struct way *w) {
+    int left = q->n - q->k - 1, most = w->n_draft < 0 ? MOST : w->n_draft, a = 0;
+    int n_match = w->lookup ? digit(q->t->match[q->k - 1]) : 0, right = digit(q->t->run[q->k - 1]);
+    if (most > left) most = left;
+    struct draft_bid b = {.max_model = w->model ? most : 0,
+                          .max_lookup = n_match ? most : 0,
+                          .n_match = n_match,
+                          .kv_tokens = q->t->n_prompt + q->k,
+                          .n_lag = q->lag,
+                          .n_left = q->n - q->k,
+                          .rate = q->rate,
+                          .probe = &q->probe,
+                          .forced = w->n_draft < 0 ? -1 : most};
+    if (b.max_model > 0 || b.max_lookup > 0) draft_choose(&q->s->costs, &b, 1, 0, 0, MOST);
+    q->ns += run_passes(q, &b);
+    if (b.source == DRAFT_BY_LOOKUP) a = right < b.n_draft ? right : b.n_draft;
+    else
+        while (a < b.n_draft && q->t->model[q->k - 1 + a] == '1') a++;
+    /* Ids stand for themselves: place p's is p, a wrong guess is -1. */
+    int32_t ready[MOST], emitted[MOST + 1];
+    for (int i = 0; i < b.max_lookup; i++) ready[i] = i < right ? q->k + i : -1;
+    for (int i = 0; i <= a; i++) emitted[i] = q->k + i;
+    draft_learn(&b, q->s->prior, b.n_draft, a, ready, b.max_lookup, emitted, a + 1);
+    bool drafted = b.source == DRAFT_BY_MODEL && b.n_draft > 0;
+    q->lag = drafted ? (a == b.n_draft ? 2 : 1) : q->lag + a + 1;
+    q->k += a + 1;
+}
+
+/* True time of one answer. */
+static double answer(const struct machine *m, const struct draft_trace *t, const struct way *w,
+                     struct learned *s) {
+    struct request q = {.m = m, .t = t, .s = s, .k = 1, .n = (int)strlen(t->match) + 1, .lag = 1};
+    assert_true(strlen(t->run) + 1 == (size_t)q.n && strlen(t->model) + 1 == (size_t)q.n);
+    draft_rates_init(q.rate, s->prior);
+    while (q.k < q.n) round_of(&q, w);
+    return q.ns;
+}
+
+/* Print how auto did; false where it did worse than the bounds. */
+static bool judge(const struct way *ways, const struct machine *m, const struct draft_trace *t,
+                  const double *ns) {
+    int best = 0;
+    for (int w = 0; w < AUTO; w++)
+        if (ns[w] < ns[best]) best = w;
+    double x_off = ns[0] / ns[AUTO], x_best = ns[best] / ns[AUTO];
+    bool good = x_off >= 0.97 && x_best >= (ways[AUTO].model ? 0.95 : 0.93);
+    fprintf(stderr, "%s %-9s %-11s x off %.3f  x best (%s, %.3f) %.3f%s\n",
+            ways[AUTO].model ? "bench" : "after", m->name, t->name, x_off, ways[best].name,
+            ns[0] / ns[best], x_best, good ? "" : "  BAD");
+    return good;
+}
+
+/* Every kind by every way in turn, over and over, kind after kind: what `bench --spec` does. */
+static void test_trace_bench(void) {
+    int n_bad = 0;
+    for (int i = 0; i < N_MACHINES; i++) {
+        struct learned s;
+        learned_init(&s);
+        for (int k = 0; k < N_KINDS; k++) {
+            double ns[N_WAYS] = {0};
+            for (int repeat = 0; repeat < 4; repeat++)
+                for (int w = 0; w < N_WAYS; w++) {
+                    double one = answer(&machines[i], &draft_traces[k], &bench_ways[w], &s);
+                    if (repeat > 0) ns[w] += one; /* the first warms up */
+                }
+            n_bad += !judge(bench_ways, &machines[i], &draft_traces[k], ns);
+        }
+    }
+    assert_int_equal(n_bad, 0);
+}
+
+/* Lookup alone: each kind once, after an engine's start and one answer of auto to each of the
+ * others. With the model it would be its being on or off that decides, not what this looks at. */
+static void test_trace_after_others(void) {
+    int n_bad = 0;
+    for (int i = 0; i < N_MACHINES; i++) {
+        for (int k = 0; k < N_KINDS; k++) {
+            double ns[N_WAYS];
+            struct learned s;
+            learned_init(&s);
+            for (int before = 1; before < N_KINDS; before++)
+                answer(&machines[i], &draft_traces[(k + before) % N_KINDS], &lookup_ways[AUTO], &s);
+            for (int w = 0; w < N_WAYS; w++) {
+                struct learned now = s; /* ways do not teach each other */
+                ns[w] = answer(&machines[i], &draft_traces[k], &lookup_ways[w], &now);
+            }
+            n_bad += !judge(lookup_ways, &machines[i], &draft_traces[k], ns);
+        }
+    }
+    assert_int_equal(n_bad, 0);
+}
+
+const struct test tests[] = {
+    {"trace_bench", TEST_QUICK, 20000, test_trace_bench},
+    {"trace_after_others", TEST_QUICK, 20000, test_trace_after_others},
+    {0},
+};
