@@ -216,6 +216,17 @@ int kern_cuda_attention(struct kern *k, const struct kern_batch *b, const struct
                         int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
                         const struct kern_attn_taps *taps, void *scratch, float *out);
 
+/* ---- States and scores: notes.cu, score.cu ---- */
+
+int kern_cuda_note_states(struct kern *k, int n, const struct kern_note *notes, const float *x,
+                          const struct kern_plane *plane, const int32_t *page, int capacity,
+                          float *ring);
+size_t kern_cuda_score_scratch_bytes(const struct kern *k, const struct kern_scorer *s,
+                                     int n_blocks);
+/* E_UNSUPPORTED where the device has less shared memory than the product's tiles need. */
+int kern_cuda_score(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
+                    void *scratch, float *out);
+
 /* ---- Drawing: sample.cu, accept.cu ---- */
 
 size_t kern_cuda_sample_scratch_bytes(const struct kern *k, int n_rows, int vocab);

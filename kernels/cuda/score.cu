@@ -1,0 +1,488 @@
+/* Scores of blocks: one number for each block of a sequence.
+ *
+ * Every kind: the newest states, normalised where that is asked for, a block a state; MEAN and MLP
+ * then their average. LATE: A q and the quarters' means and deviations in one launch, then B times
+ * the quarters' sums as they lie in the pages (score_product.cu; norming is linear, so B r = scale
+ * (B s) - shift (B 1)), then the logsumexp, four blocks a thread block. MLP: x = q r g of each
+ * block and the units' constants in one launch (kernels/cpu/score.c has the folded formula), the
+ * product with GELU behind it, and the sum over its tiles.
+ *
+ * Napkin for 2,048 blocks of 4,096: the planes are 134 MB, 31 us a pass; LATE goes through them
+ * twice beside its product (170 us), the MLP once, and once through W1 (134 MB). Each sum is one
+ * warp's or one block's, its order fixed by the shapes. */
+#include "kernels/cuda/score.cuh"
+
+enum { THREADS = 256, WARPS = THREADS / 32, POOL_THREADS = 1024, LATE_THREADS = 128 };
+enum { LATE_BLOCKS = 4, QUERY_ROWS = 4 }; /* blocks, rows of A a thread block takes */
+enum { MEAN_GRID = 528 };                 /* thread blocks, whatever the chip */
+
+/* ---- Where what lies ---- */
+
+struct score_args {
+    score_planes planes;
+    const float *ring;
+    int n_queries;
+    bool normed, by_first;
+    int n_heads, head_dim, n; /* n: rows of A and B, or units */
+    const float *a, *b, *ln_weight, *ln_bias, *w1, *b1, *w2, *b2;
+    /* Scratch. */
+    float *queries;   /* [32][cols] */
+    float *average;   /* [cols], then its sum */
+    float *aq;        /* LATE: [32][n] */
+    float *ones;      /* LATE: [n], B 1 */
+    score_row *row;   /* LATE: [4 n_blocks] shift, scale; MLP: [n_blocks] */
+    float *x;         /* MLP: [n_blocks][cols]; MEAN: a row a thread block */
+    score_unit *unit; /* MLP: [n] */
+    float *product;   /* LATE: [4 n_blocks][n]; MLP: [n_blocks][tiles] */
+    float *out;
+};
+
+static int product_rows(const struct kern_scorer *s) {
+    if (s->kind == KERN_SCORE_MEAN) return 0;
+    return s->kind == KERN_SCORE_LATE ? s->n_heads * s->head_dim : s->width;
+}
+static int n_tiles(int n) {
+    return (n + SCORE_TILE - 1) / SCORE_TILE;
+}
+
+static size_t mean_grid(int n_blocks) {
+    return n_blocks < MEAN_GRID ? n_blocks : MEAN_GRID;
+}
+
+static void *take(uint8_t **at, size_t bytes) {
+    void *p = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return p;
+}
+
+/* Carve scratch from `at`; returns its bytes. */
+static size_t carve(score_args *a, const struct kern_scorer *s, int n_blocks, uint8_t *scratch) {
+    uint8_t *at = scratch;
+    const size_t cols = (size_t)s->cols, n = (size_t)product_rows(s), blocks = (size_t)n_blocks;
+    a->queries = (float *)take(&at, KERN_STATE_QUERIES * cols * 4);
+    a->average = (float *)take(&at, (cols + 1) * 4);
+    if (s->kind == KERN_SCORE_MEAN) a->x = (float *)take(&at, mean_grid(n_blocks) * cols * 4);
+    if (s->kind == KERN_SCORE_LATE) {
+        a->aq = (float *)take(&at, KERN_STATE_QUERIES * n * 4);
+        a->ones = (float *)take(&at, n * 4);
+        a->row = (score_row *)take(&at, 4 * blocks * sizeof(score_row));
+        a->product = (float *)take(&at, 4 * blocks * n * 4);
+    }
+    if (s->kind == KERN_SCORE_MLP) {
+        a->row = (score_row *)take(&at, blocks * sizeof(score_row));
+        a->unit = (score_unit *)take(&at, n * sizeof(score_unit));
+        a->x = (float *)take(&at, blocks * cols * 4);
+        a->product = (float *)take(&at, blocks * (size_t)n_tiles((int)n) * 4);
+    }
+    return (size_t)(at - scratch);
+}
+
+/* ---- Sums ---- */
+
+__device__ static inline float warp_sum(float x) {
+#pragma unroll
+    for (int k = 16; k; k /= 2) x += __shfl_xor_sync(~0u, x, k);
+    return x;
+}
+
+/* Of a block of n_warps full warps; every thread gets it. `smem`: [32]. */
+__device__ static inline float block_sum(float x, float *smem) {
+    const int n_warps = blockDim.x / 32;
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) smem[threadIdx.x / 32] = x;
+    __syncthreads();
+    float all = 0;
+    for (int w = 0; w < n_warps; w++) all += smem[w];
+    return all;
+}
+
+/* In place over x[cols], each thread its own elements: (x - mean) / sqrt(variance + 1e-5). */
+__device__ static void standardise(float *x, int cols, float *smem) {
+    float sum = 0, square = 0;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) sum += x[i];
+    const float mean = block_sum(sum, smem) / cols;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) {
+        const float d = x[i] - mean;
+        square += d * d;
+    }
+    const float scale = 1.f / sqrtf(block_sum(square, smem) / cols + 1e-5f);
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) x[i] = (x[i] - mean) * scale;
+}
+
+/* ---- Queries ---- */
+
+static __global__ void queries_kernel(score_args a) {
+    __shared__ float smem[32];
+    pdl_wait();
+    pdl_trigger();
+    const int cols = a.planes.cols;
+    const int position = a.planes.n_tokens - a.n_queries + (int)blockIdx.x;
+    const float *from = a.ring + (size_t)(position % KERN_STATE_QUERIES) * cols;
+    float *q = a.queries + (size_t)blockIdx.x * cols;
+    for (int i = threadIdx.x; i < cols; i += THREADS) q[i] = from[i];
+    if (a.normed) standardise(q, cols, smem);
+}
+
+/* The average by softmax(<newest, q> / sqrt(cols)), and its sum. A warp a query; one alone has
+ * weight 1. */
+static __global__ void pool_kernel(score_args a) {
+    __shared__ float weight[KERN_STATE_QUERIES], smem[32];
+    pdl_wait();
+    pdl_trigger();
+    const int cols = a.planes.cols, n = a.n_queries, warp = threadIdx.x / 32;
+    const float *newest = a.queries + (size_t)(n - 1) * cols;
+    if (warp < n) {
+        const float *q = a.queries + (size_t)warp * cols;
+        float dot = 0;
+        for (int i = threadIdx.x % 32; i < cols; i += 32) dot = fmaf(newest[i], q[i], dot);
+        dot = warp_sum(dot);
+        if (threadIdx.x % 32 == 0) weight[warp] = n == 1 ? 0.f : dot / sqrtf((float)cols);
+    }
+    __syncthreads();
+    float most = -INFINITY, all = 0, sum = 0;
+    for (int t = 0; t < n; t++) most = fmaxf(most, weight[t]);
+    for (int t = 0; t < n; t++) all += expf(weight[t] - most);
+    for (int i = threadIdx.x; i < cols; i += POOL_THREADS) {
+        float x = 0;
+        for (int t = 0; t < n; t++)
+            x = fmaf(expf(weight[t] - most) / all, a.queries[(size_t)t * cols + i], x);
+        a.average[i] = x;
+        sum += x;
+    }
+    sum = block_sum(sum, smem);
+    if (threadIdx.x == 0) a.average[cols] = sum;
+}
+
+/* ---- LATE ---- */
+
+/* Rows [first, first + 4) of A times all queries, and the rows' sums of B. A warp has 4 queries. */
+__device__ static void query_rows(const score_args &a, int first) {
+    const int cols = a.planes.cols, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int t = warp * 4;
+    const float *w[QUERY_ROWS], *q[4];
+    float acc[QUERY_ROWS][4] = {}, ones = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = a.a + (size_t)min(first + i, a.n - 1) * cols;
+        q[i] = a.queries + (size_t)min(t + i, a.n_queries - 1) * cols;
+    }
+#pragma unroll 2
+    for (int c = lane; c < cols; c += 32)
+#pragma unroll
+        for (int r = 0; r < QUERY_ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[r][i] = fmaf(w[r][c], q[i][c], acc[r][i]);
+#pragma unroll
+    for (int r = 0; r < QUERY_ROWS; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float sum = warp_sum(acc[r][i]);
+            if (lane == 0 && first + r < a.n && t + i < a.n_queries)
+                a.aq[(size_t)(t + i) * a.n + first + r] = sum;
+        }
+    if (warp >= QUERY_ROWS || first + warp >= a.n) return;
+    const float *b = a.b + (size_t)(first + warp) * cols;
+    for (int c = lane; c < cols; c += 32) ones += b[c];
+    ones = warp_sum(ones);
+    if (lane == 0) a.ones[first + warp] = ones;
+}
+
+/* A quarter a warp: r = scale * sum - shift. The second pass finds the row in the cache. */
+__device__ static void quarter_norm(const score_args &a, int row) {
+    const int cols = a.planes.cols, lane = threadIdx.x % 32;
+    if (row >= 4 * a.planes.n_blocks) return;
+    const int tokens = score_quarter_tokens(a.planes, row / 4, row % 4);
+    score_row out = {0.f, tokens ? 1.f / tokens : 0.f};
+    if (tokens && a.normed) {
+        const float *x = score_plane(a.planes, row / 4) + (size_t)(row % 4) * cols;
+        float sum = 0, square = 0;
+#pragma unroll 16
+        for (int c = lane; c < cols; c += 32) sum += x[c];
+        const float mean = warp_sum(sum) / cols;
+#pragma unroll 16
+        for (int c = lane; c < cols; c += 32) {
+            const float d = x[c] - mean;
+            square = fmaf(d, d, square);
+        }
+        const float n = (float)tokens, variance = warp_sum(square) / cols / (n * n);
+        const float d = 1.f / sqrtf(variance + 1e-5f);
+        out = {mean / n * d, d / n};
+    }
+    if (lane == 0) a.row[row] = out;
+}
+
+static __global__ void late_prepare_kernel(score_args a, int n_row_blocks) {
+    pdl_wait();
+    pdl_trigger();
+    const int block = blockIdx.x;
+    if (block < n_row_blocks) query_rows(a, block * QUERY_ROWS);
+    else quarter_norm(a, (block - n_row_blocks) * WARPS + threadIdx.x / 32);
+}
+
+/* e^(x - most); 1 where both are the same infinity. */
+__device__ static inline float weight_of(float x, float most) {
+    return x == most ? 1.f : expf(x - most);
+}
+struct log_sum {
+    float most, sum;
+};
+__device__ static inline log_sum join(log_sum a, log_sum b) {
+    const float most = fmaxf(a.most, b.most);
+    return {most, a.sum * weight_of(a.most, most) + b.sum * weight_of(b.most, most)};
+}
+
+enum { LATE_ROWS = 4 * LATE_BLOCKS };
+
+/* <A q, B s> of one query and head for the thread block's quarters, and <A q, B 1>. */
+template <typename T>
+__device__ static inline float head_dots(const score_args &a, int first, int t, int h,
+                                         float (&dot)[LATE_ROWS]) {
+    const int per = sizeof(T) / 4, last = 4 * a.planes.n_blocks - 1;
+    const float *q = a.aq + (size_t)t * a.n + h * a.head_dim, *ones = a.ones + h * a.head_dim;
+    float shift = 0;
+#pragma unroll
+    for (int i = 0; i < LATE_ROWS; i++) dot[i] = 0;
+    for (int d = 0; d < a.head_dim; d += per) {
+        const T x = *(const T *)(q + d), one = *(const T *)(ones + d);
+#pragma unroll
+        for (int k = 0; k < per; k++)
+            shift = fmaf((&(const float &)x)[k], (&(const float &)one)[k], shift);
+#pragma unroll
+        for (int i = 0; i < LATE_ROWS; i++) {
+            const size_t row = (size_t)min(first + i, last) * a.n + h * a.head_dim + d;
+            const T y = *(const T *)(a.product + row);
+#pragma unroll
+            for (int k = 0; k < per; k++)
+                dot[i] = fmaf((&(const float &)x)[k], (&(const float &)y)[k], dot[i]);
+        }
+    }
+    return shift;
+}
+
+/* A thread has one query of one head, or several; its terms of four blocks. */
+template <typename T>
+static __global__ void __launch_bounds__(LATE_THREADS) late_kernel(score_args a) {
+    __shared__ log_sum part[LATE_THREADS / 32][LATE_BLOCKS];
+    pdl_wait();
+    pdl_trigger();
+    const int first = blockIdx.x * LATE_ROWS, n_terms = a.n_queries * a.n_heads;
+    const float scale = 1.f / sqrtf((float)a.head_dim);
+    log_sum s[LATE_BLOCKS];
+#pragma unroll
+    for (int b = 0; b < LATE_BLOCKS; b++) s[b] = {-INFINITY, 0.f};
+    for (int i = threadIdx.x; i < n_terms; i += LATE_THREADS) {
+        float dot[LATE_ROWS];
+        const float shift = head_dots<T>(a, first, i % a.n_queries, i / a.n_queries, dot);
+#pragma unroll
+        for (int r = 0; r < LATE_ROWS; r++) {
+            const int block = (first + r) / 4;
+            if (block >= a.planes.n_blocks || !score_quarter_tokens(a.planes, block, r % 4))
+                continue;
+            const score_row row = a.row[first + r];
+            s[r / 4] = join(s[r / 4], {(row.d * dot[r] - row.mean * shift) * scale, 1.f});
+        }
+    }
+#pragma unroll
+    for (int b = 0; b < LATE_BLOCKS; b++) {
+#pragma unroll
+        for (int k = 16; k; k /= 2)
+            s[b] =
+                join(s[b], {__shfl_xor_sync(~0u, s[b].most, k), __shfl_xor_sync(~0u, s[b].sum, k)});
+        if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][b] = s[b];
+    }
+    __syncthreads();
+    const int b = threadIdx.x, block = first / 4 + b;
+    if (b >= LATE_BLOCKS || block >= a.planes.n_blocks) return;
+    log_sum all = part[0][b];
+    for (int w = 1; w < LATE_THREADS / 32; w++) all = join(all, part[w][b]);
+    a.out[block] = all.most + logf(all.sum);
+}
+
+/* ---- MEAN and MLP ---- */
+
+/* A block's representative into r[cols] of global memory, each thread its own elements. */
+__device__ static void representative(const score_args &a, int block, float *r, float *smem) {
+    const int cols = a.planes.cols;
+    const float *plane = score_plane(a.planes, block);
+    int quarters = 1, tokens = score_quarter_tokens(a.planes, block, 0);
+    while (quarters < 4 && score_quarter_tokens(a.planes, block, quarters))
+        tokens += score_quarter_tokens(a.planes, block, quarters++);
+    for (int i = threadIdx.x; i < cols; i += THREADS) {
+        float x = a.by_first ? plane[(size_t)4 * cols + i] : plane[i];
+        if (!a.by_first) {
+            if (quarters > 1) x += plane[(size_t)cols + i];
+            if (quarters > 2) x += plane[(size_t)2 * cols + i];
+            if (quarters > 3) x += plane[(size_t)3 * cols + i];
+            x /= tokens;
+        }
+        r[i] = x;
+    }
+    if (a.normed) standardise(r, cols, smem);
+}
+
+static __global__ void mean_kernel(score_args a) {
+    __shared__ float smem[32];
+    pdl_wait();
+    pdl_trigger();
+    const int cols = a.planes.cols;
+    float *r = a.x + (size_t)blockIdx.x * cols;
+    for (int block = blockIdx.x; block < a.planes.n_blocks; block += gridDim.x) {
+        float dot = 0;
+        representative(a, block, r, smem);
+        for (int i = threadIdx.x; i < cols; i += THREADS) dot = fmaf(a.average[i], r[i], dot);
+        dot = block_sum(dot, smem);
+        if (threadIdx.x == 0) a.out[block] = dot / sqrtf((float)cols);
+    }
+}
+
+/* x = q r g, and mean and 1 / deviation of [q r ; q]. */
+__device__ static void mlp_block(const score_args &a, int block, float *smem) {
+    const int cols = a.planes.cols;
+    float *x = a.x + (size_t)block * cols, sum = 0, square = 0;
+    score_row row = {0.f, 1.f};
+    representative(a, block, x, smem);
+    for (int i = threadIdx.x; i < cols; i += THREADS) {
+        x[i] *= a.average[i];
+        sum += x[i];
+    }
+    if (a.ln_weight) {
+        row.mean = (block_sum(sum, smem) + a.average[cols]) / (2.f * cols);
+        for (int i = threadIdx.x; i < cols; i += THREADS) {
+            const float u = x[i] - row.mean, v = a.average[i] - row.mean;
+            square += u * u + v * v;
+            x[i] *= a.ln_weight[i];
+        }
+        row.d = 1.f / sqrtf(block_sum(square, smem) / (2.f * cols) + 1e-5f);
+    }
+    if (threadIdx.x == 0) a.row[block] = row;
+}
+
+/* A unit a warp: <w_b g_b, q>, <w, g>, <w, bias>. */
+__device__ static void mlp_unit(const score_args &a, int unit) {
+    const int cols = a.planes.cols, lane = threadIdx.x % 32;
+    if (unit >= a.n) return;
+    const float *w = a.w1 + (size_t)unit * 2 * cols;
+    float query = 0, weight = 0, bias = 0;
+    if (a.ln_weight) {
+#pragma unroll 8
+        for (int c = lane; c < cols; c += 32) {
+            weight = fmaf(w[c], a.ln_weight[c], weight);
+            bias = fmaf(w[c], a.ln_bias[c], bias);
+        }
+    }
+#pragma unroll 4
+    for (int c = lane; c < cols; c += 32) {
+        const float g = a.ln_weight ? a.ln_weight[cols + c] : 1.f, wg = w[cols + c] * g;
+        query = fmaf(wg, a.average[c], query);
+        if (!a.ln_weight) continue;
+        weight += wg;
+        bias = fmaf(w[cols + c], a.ln_bias[cols + c], bias);
+    }
+    query = warp_sum(query), weight = warp_sum(weight), bias = warp_sum(bias);
+    if (lane == 0) a.unit[unit] = {query, weight, bias + a.b1[unit], a.w2[unit]};
+}
+
+static __global__ void mlp_prepare_kernel(score_args a, int n_unit_blocks) {
+    __shared__ float smem[32];
+    pdl_wait();
+    pdl_trigger();
+    const int block = blockIdx.x;
+    if (block < n_unit_blocks) mlp_unit(a, block * WARPS + threadIdx.x / 32);
+    else mlp_block(a, block - n_unit_blocks, smem);
+}
+
+static __global__ void mlp_finish_kernel(score_args a, int tiles) {
+    pdl_wait();
+    pdl_trigger();
+    const int block = blockIdx.x * THREADS + threadIdx.x;
+    if (block >= a.planes.n_blocks) return;
+    float sum = a.b2[0];
+    for (int i = 0; i < tiles; i++) sum += a.product[(size_t)block * tiles + i];
+    a.out[block] = sum;
+}
+
+/* ---- The operation ---- */
+
+static void check(const struct kern_scorer *s) {
+    ASSERT(s && (unsigned)s->kind < KERN_N_SCORES && s->cols > 0);
+    ASSERT(s->n_queries >= 1 && s->n_queries <= KERN_STATE_QUERIES);
+    if (s->kind == KERN_SCORE_LATE) ASSERT(s->n_heads > 0 && s->head_dim > 0 && !s->by_first);
+    if (s->kind == KERN_SCORE_MLP) ASSERT(s->width > 0 && !s->ln_weight == !s->ln_bias);
+}
+
+size_t kern_cuda_score_scratch_bytes(const struct kern *k, const struct kern_scorer *s,
+                                     int n_blocks) {
+    score_args a = {};
+    (void)k;
+    check(s);
+    ASSERT(n_blocks >= 0);
+    return carve(&a, s, n_blocks, (uint8_t *)NULL);
+}
+
+static int late(struct cuda_ctx *c, const score_args &a, bool aligned) {
+    const int n_blocks = a.planes.n_blocks, n_row_blocks = (a.n + QUERY_ROWS - 1) / QUERY_ROWS;
+    const int n_norm_blocks = (4 * n_blocks + WARPS - 1) / WARPS;
+    int rc = CUDA_LAUNCH(c, late_prepare_kernel, n_row_blocks + n_norm_blocks, THREADS, 0, a,
+                         n_row_blocks);
+    if (rc) return rc;
+    score_product p = {};
+    p.rows = 4 * n_blocks, p.n = a.n, p.cols = a.planes.cols;
+    p.planes = a.planes, p.w = a.b, p.w_stride = (size_t)a.planes.cols, p.out = a.product;
+    rc = cuda_score_product(c, true, aligned, p);
+    if (rc) return rc;
+    const int grid = (n_blocks + LATE_BLOCKS - 1) / LATE_BLOCKS;
+    if (a.head_dim % 4 == 0) return CUDA_LAUNCH(c, late_kernel<float4>, grid, LATE_THREADS, 0, a);
+    return CUDA_LAUNCH(c, late_kernel<float>, grid, LATE_THREADS, 0, a);
+}
+
+static int mlp(struct cuda_ctx *c, const score_args &a, bool aligned) {
+    const int n_blocks = a.planes.n_blocks, n_unit_blocks = (a.n + WARPS - 1) / WARPS;
+    int rc =
+        CUDA_LAUNCH(c, mlp_prepare_kernel, n_unit_blocks + n_blocks, THREADS, 0, a, n_unit_blocks);
+    if (rc) return rc;
+    score_product p = {};
+    p.rows = n_blocks, p.n = a.n, p.cols = a.planes.cols, p.x = a.x;
+    p.w = a.w1, p.w_stride = 2 * (size_t)a.planes.cols;
+    p.row = a.row, p.unit = a.unit, p.out = a.product;
+    rc = cuda_score_product(c, false, aligned, p);
+    if (rc) return rc;
+    return CUDA_LAUNCH(c, mlp_finish_kernel, (n_blocks + THREADS - 1) / THREADS, THREADS, 0, a,
+                       n_tiles(a.n));
+}
+
+int kern_cuda_score(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
+                    void *scratch, float *out) {
+    struct cuda_ctx *c = cuda_ctx(k);
+    check(s);
+    ASSERT(v && v->n_tokens >= 0 && v->plane.cols == s->cols);
+    if (v->n_tokens == 0) return 0;
+    ASSERT(v->plane.base && v->page && v->ring && out && scratch);
+    ASSERT((uintptr_t)scratch % KERN_ACT_ALIGN == 0 && v->plane.plane_offset % KERN_ACT_ALIGN == 0);
+    ASSERT(v->plane.page_stride % 4 == 0 && (!s->by_first || v->plane.has_first));
+    const int n_blocks = (int)(((int64_t)v->n_tokens + KERN_BLOCK - 1) / KERN_BLOCK);
+    score_args a = {};
+    a.planes = {(const uint8_t *)v->plane.base + v->plane.plane_offset,
+                v->plane.page_stride,
+                v->page,
+                n_blocks,
+                v->n_tokens,
+                s->cols};
+    a.ring = v->ring;
+    a.n_queries = s->n_queries < v->n_tokens ? s->n_queries : v->n_tokens;
+    a.normed = s->normed, a.by_first = s->by_first;
+    a.n_heads = s->n_heads, a.head_dim = s->head_dim, a.n = product_rows(s);
+    a.a = s->a, a.b = s->b, a.ln_weight = s->ln_weight, a.ln_bias = s->ln_bias;
+    a.w1 = s->w1, a.b1 = s->b1, a.w2 = s->w2, a.b2 = s->b2, a.out = out;
+    carve(&a, s, n_blocks, (uint8_t *)scratch);
+    const uintptr_t places =
+        (uintptr_t)v->plane.base | v->plane.page_stride | (uintptr_t)s->b | (uintptr_t)s->w1;
+    const bool aligned = s->cols % 4 == 0 && places % 16 == 0;
+    int rc = CUDA_LAUNCH(c, queries_kernel, a.n_queries, THREADS, 0, a);
+    if (rc) return rc;
+    if (s->kind == KERN_SCORE_LATE) return late(c, a, aligned);
+    rc = CUDA_LAUNCH(c, pool_kernel, 1, POOL_THREADS, 0, a);
+    if (rc) return rc;
+    if (s->kind == KERN_SCORE_MLP) return mlp(c, a, aligned);
+    return CUDA_LAUNCH(c, mean_kernel, (unsigned)mean_grid(n_blocks), THREADS, 0, a);
+}
