@@ -2,7 +2,8 @@
 """Probe the machine and write build/config.ninja (variables only); or do a whole job.
 
   python3 configure.py             probe and configure; then run `ninja`
-  python3 configure.py demo        install what is missing, build, get the default target, serve it, chat once
+  python3 configure.py demo        install what is missing, build, get the default target, serve it, chat once,
+                                   print what speculation and sparse reading gain
   python3 configure.py test        install what is missing, build, run every test, sanitizers included
   python3 configure.py fetch       get the default target into models/ (checked by its checksum)
 
@@ -10,6 +11,7 @@ Python standard library only. Without root, missing packages are named in one ap
 """
 import argparse
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -365,6 +367,25 @@ def demo_gain(sock, tandem):
             f"{'the same text each time' if len(texts) == 1 else 'TEXTS DIFFER'}")
 
 
+LONG_PROMPT = ["--prompt-tokens", "6400", "--tokens", "48", "--kind", "summary", "--text", "fiction",
+               "--sparse", "observed", "--keep-blocks", "32", "--repeats", "3", "--prefill", "once"]
+
+
+def demo_long(tandem, model):
+    """One long prompt by {speculation off, on} x {dense, sparse}, in one process: times, what was read, gains."""
+    r = subprocess.run([tandem, "bench", "--model", model, "--draft", DRAFT, "--grid", "--json", "--quiet",
+                        *LONG_PROMPT], stdout=subprocess.PIPE, text=True, check=True)
+    p = json.loads(r.stdout)["points"][0]
+    for c in p["cells"]:
+        blocks = f"{c['kept_blocks']} of {c['blocks']} blocks" if c["reading"] == "sparse" else "everything"
+        say(f"  speculation {c['speculation']:>3}, deep layers read {blocks}: {c['tpot_ms']:.1f} ms a token, "
+            f"{c['kv_bytes_per_token'] / 2**20:.0f} MiB of K and V read for each")
+    say(f"  speculation {p['speculation_gain']:.2f}x, sparse reading {p['sparse_gain']:.2f}x, "
+        f"product {p['product']:.2f}x; both together, measured: {p['combination']:.2f}x")
+    say(f"  {'the same text' if p['same_text'] else 'TEXTS DIFFER'} with speculation and without, dense and sparse; "
+        f"bytes that the kernels counted {'are' if p['bytes_agree'] else 'ARE NOT'} those of the lists")
+
+
 def demo(args):
     ensure_packages()
     args.cuda = args.cuda and bool(present_archs())  # minutes of compiling that nothing here would run
@@ -389,6 +410,8 @@ def demo(args):
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=30)
+    say("a long prompt (6,400 tokens of a novel, a summary asked for), dense against sparse reading (medians of 3)")
+    demo_long(tandem, model)
     say(f"the same by hand: {tandem} serve -m {model} --draft {DRAFT}, and in another terminal: {tandem} chat")
 
 
