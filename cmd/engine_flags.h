@@ -45,8 +45,10 @@ struct engine_flags {
     {OPTION_STRING, "coupling", NULL, 0, &(f)->coupling, "NAME", 0, 0,                             \
      "where chance decides: lossless keeps its law, gumbel the very text of a seed", "lossless"},  \
     SPARSITY_FLAGS(&(f)->sparsity, "off"),                                                         \
+    {OPTION_STRING, "scorer", NULL, 0, &(f)->o.scorer_path, "FILE", 0, 0,                          \
+     "trained scorer of blocks for this model (tandem distill): --sparse scorer", "none"},         \
     {OPTION_INT, "select-layer", NULL, 0, &(f)->o.select_layer, "N", 0, 1024,                      \
-     "first of the deep layers", "3/16 of all"},                                                   \
+     "first of the deep layers", "the scorer's, else 3/16 of all"},                                \
     {OPTION_GROUP, "Machine", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                              \
     {OPTION_INT, "threads", NULL, 't', &(f)->o.n_threads, "N", 0, 256, "threads of a step",        \
      "all cores that the process may use"},                                                        \

@@ -60,6 +60,12 @@ int cmd_open_engine(struct engine **out, const struct engine_options *o, struct 
     log_info("model %s: %s, %d layers, hidden %d, context %d", engine_model_name(*out), c->arch,
              c->n_layers, c->hidden, engine_context(*out));
     log_speculation(*out, o);
+    if (engine_scorer(*out))
+        log_info("scorer %s: %s, select layer %d", o->scorer_path,
+                 engine_scorer(*out)->kind == KERN_SCORE_LATE  ? "late"
+                 : engine_scorer(*out)->kind == KERN_SCORE_MLP ? "mlp"
+                                                               : "mean",
+                 engine_select_layer(*out));
     struct strbuf table = {0};
     plan_render_text(engine_get_plan(*out), &table);
     for (char *line = table.data, *next; line && *line; line = next) {

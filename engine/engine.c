@@ -99,6 +99,19 @@ static int open_draft(struct engine *g, const struct model_source *src,
     return proposer_open(&g->proposer, &o, draft, &borrow, g->kern, g->arena, e);
 }
 
+/* The scorer's file, where one was named, held against the model. Headers alone have no
+ * fingerprint. */
+static int open_scorer(struct target_scorer_file **out, const struct engine_options *o,
+                       const struct model_source *src, bool plan, struct err *e) {
+    *out = NULL;
+    if (!o->scorer_path) return 0;
+    int rc = target_scorer_read(out, o->scorer_path, e);
+    if (rc) return rc;
+    rc = target_scorer_check(*out, model_source_config(src),
+                             plan ? (*out)->fingerprint : model_source_fingerprint(src), e);
+    return rc ? err_prefix(e, rc, "%s", o->scorer_path) : 0;
+}
+
 static int start_thread(struct engine *g, struct err *e) {
     g->opened_ns = clock_ns();
     engine__stats_init(&g->live);
@@ -120,6 +133,7 @@ static void destroy(struct engine *g) {
         engine__batch_close(g);
         kvpool_close(g->pool);
         proposer_close(g->proposer);
+        target_scorer_close(g->scorer);
         g->kern->ops->unreserve(g->kern, g->arena);
         model_close(g->model);
         g->kern->ops->close(g->kern);
@@ -141,6 +155,7 @@ int engine_open(struct engine **out, const struct engine_options *o,
     struct engine *g = calloc(1, sizeof *g);
     if (!g) return err_raise(e, E_NOMEM, "no memory for the engine");
     struct model_source *src = NULL, *draft = NULL;
+    struct target_scorer_file *scorer = NULL;
     int rc = engine__open_device(&g->kern, o, false, e);
     if (!rc) rc = open_source(&src, o->model_path, o, false, e);
     if (!rc && o->draft_path) rc = open_source(&draft, o->draft_path, o, false, e);
@@ -150,12 +165,16 @@ int engine_open(struct engine **out, const struct engine_options *o,
     if (!rc) rc = check_target(src, e);
     if (!rc && draft && (rc = model_check_pair(src, g->tokenizer, draft, e)) != 0)
         err_prefix(e, rc, "draft %s", o->draft_path);
-    if (!rc) rc = engine__sizes(&g->sizes, &g->plan, o, src, draft, g->kern, device_free, e);
+    if (!rc) rc = open_scorer(&scorer, o, src, false, e);
+    if (!rc)
+        rc = engine__sizes(&g->sizes, &g->plan, o, src, draft, scorer, g->kern, device_free, e);
     if (!rc) rc = engine__check_plan(&g->sizes, &g->plan, o->context != 0, e);
     if (!rc) g->fingerprint = model_source_fingerprint(src);
     if (!rc) rc = model_open(&g->model, src, NULL, g->kern, &g->sizes.caps, progress, arg, e);
     if (!rc) rc = open_memory(g, e);
+    if (!rc && scorer) rc = target_scorer_load(&g->scorer, scorer, g->kern, e);
     if (!rc) rc = open_draft(g, src, draft, e);
+    target_scorer_free(scorer);
     model_source_close(draft);
     model_source_close(src);
     if (!rc) rc = start_thread(g, e);
@@ -165,7 +184,7 @@ int engine_open(struct engine **out, const struct engine_options *o,
     }
     /* The caller's strings may go now. */
     g->sizes.o.model_path = g->sizes.o.device = g->sizes.o.chat_template = NULL;
-    g->sizes.o.draft_path = NULL;
+    g->sizes.o.draft_path = g->sizes.o.scorer_path = NULL;
     g->sizes.o.isa = g->sizes.o.kv_type = g->sizes.o.dummy_type = NULL;
     *out = g;
     return 0;
@@ -187,11 +206,15 @@ int engine_plan(struct plan *out, const struct engine_options *o, size_t device_
     if (!o->model_path) return err_raise(e, E_INVALID, "no model was named");
     struct kern *k = NULL;
     struct model_source *src = NULL, *draft = NULL;
+    struct target_scorer_file *scorer = NULL;
     struct engine_sizes s;
     int rc = engine__open_device(&k, o, device_free_bytes > 0, e);
     if (!rc) rc = open_source(&src, o->model_path, o, true, e);
     if (!rc && o->draft_path) rc = open_source(&draft, o->draft_path, o, true, e);
-    if (!rc) rc = engine__sizes(&s, out, o, src, draft, k, free_bytes(k, device_free_bytes), e);
+    if (!rc) rc = open_scorer(&scorer, o, src, true, e);
+    if (!rc)
+        rc = engine__sizes(&s, out, o, src, draft, scorer, k, free_bytes(k, device_free_bytes), e);
+    target_scorer_free(scorer);
     model_source_close(draft);
     model_source_close(src);
     if (k) k->ops->close(k);
@@ -226,6 +249,12 @@ const char *engine_model_name(const struct engine *g) {
 }
 bool engine_is_dummy(const struct engine *g) {
     return g->sizes.o.dummy_weights;
+}
+int engine_select_layer(const struct engine *g) {
+    return g->sizes.o.select_layer;
+}
+const struct kern_scorer *engine_scorer(const struct engine *g) {
+    return g->scorer ? target_scorer_kern(g->scorer) : NULL;
 }
 uint64_t engine_model_fingerprint(const struct engine *g) {
     return g->fingerprint;

@@ -48,7 +48,7 @@ struct engine_options {
                              E_FULL; -1: 256, 0 counts as 1 */
     int max_rows;         /* rows of a step, > max_seqs; 0: 512 */
     double prefill_share; /* share of a step's time for prompt rows while others decode; 0: 0.5 */
-    int select_layer;     /* border of shallow and deep pages; -1: round(3 L / 16) */
+    int select_layer; /* border of shallow and deep pages; -1: the scorer's, else round(3 L / 16) */
     bool prefix_cache;    /* default on: set by engine_options_default */
     int draft_tokens;     /* draft tokens a round: -1 auto (default), 0 off, 1..max_draft_tokens */
     int max_draft_tokens; /* most of a round, what buffers are made for: 1..KERN_MAX_DRAFT; 0: 8 */
@@ -56,9 +56,11 @@ struct engine_options {
                              multiple of 64, >= 128; 0: everything */
     bool lookup;          /* prompt lookup proposes where it matches; default on */
     struct target_settings sparse; /* of requests that say nothing else; unset: off */
-    bool dummy_weights;     /* random weights: model_path (and draft_path) give shapes alone, a
-                               config.json is enough */
-    const char *dummy_type; /* "Q4_K": of all their matrices; NULL: as the files say */
+    const char *scorer_path; /* a scorer of blocks for this model, NULL: none; it brings its select
+                                layer */
+    bool dummy_weights;      /* random weights: model_path (and draft_path) give shapes alone, a
+                                config.json is enough */
+    const char *dummy_type;  /* "Q4_K": of all their matrices; NULL: as the files say */
 };
 void engine_options_default(struct engine_options *o);
 
@@ -89,6 +91,8 @@ int engine_context(const struct engine *g); /* most tokens of a sequence, prompt
 const char *engine_model_name(const struct engine *g);
 const struct model_config *engine_draft_config(const struct engine *g); /* NULL: no draft */
 uint64_t engine_model_fingerprint(const struct engine *g);
+int engine_select_layer(const struct engine *g);
+const struct kern_scorer *engine_scorer(const struct engine *g);       /* NULL: none */
 struct target_settings engine_sparse_defaults(const struct engine *g); /* of requests that ask for
                                                                           nothing; resolved */
 bool engine_is_dummy(const struct engine *g); /* the weights are random; the model's name says so */

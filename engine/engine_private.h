@@ -13,6 +13,7 @@
 #include "draft/draft.h"
 #include "engine/engine.h"
 #include "model/batch.h"
+#include "target/scorer.h"
 
 enum {
     ENGINE_DEFAULT_DRAFT_TOKENS = 8, /* most of a round: options.max_draft_tokens */
@@ -38,9 +39,13 @@ struct engine_sizes {
     size_t weight_bytes, workspace_bytes;
     /* Parts of the step's buffers. */
     size_t batch_bytes, logits_bytes, history_bytes, sample_bytes, selection_bytes, states_bytes;
-    int state_cols;          /* the model's width where states of blocks are kept; 0: nobody asks */
-    bool state_first;        /* and each block's first state, too */
-    size_t batch_host_bytes; /* the host's copies */
+    int state_cols;   /* the model's width where states of blocks are kept; 0: nobody asks */
+    bool state_first; /* and each block's first state, too */
+    bool has_scorer;
+    struct target_scorer_defaults scorer;
+    struct kern_scorer scorer_shape; /* without weights */
+    size_t scorer_bytes;             /* of its weights */
+    size_t batch_host_bytes;         /* the host's copies */
     bool has_draft;
     int draft_context, draft_layers;
     struct proposer_options proposer;
@@ -53,11 +58,12 @@ struct model_source;
 int engine__open_device(struct kern **out, const struct engine_options *o, bool plan_only,
                         struct err *e);
 
-/* Fill *s and *plan from the options, the headers and what the device has free; draft is NULL
- * without one. Errors name option and value; a plan that does not fit is no error here. */
+/* Fill *s and *plan from the options, the headers and what the device has free; draft and scorer
+ * are NULL without one. Errors name option and value; a plan that does not fit is no error here. */
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
                   const struct model_source *src, const struct model_source *draft,
-                  const struct kern *k, size_t device_free_bytes, struct err *e);
+                  const struct target_scorer_file *scorer, const struct kern *k,
+                  size_t device_free_bytes, struct err *e);
 
 /* What keeps a server from starting: no pool, more than is free, or a context that was asked for by
  * number and does not fit (E_FULL with advice). A model's own context that is longer than the pool
@@ -231,6 +237,9 @@ int engine__history_rewind(struct engine *g, const struct engine_request *r, str
 
 /* ---- Selection (sparse.c) ---- */
 
+/* What a scorer file needs of sizes; it was held against the model. */
+void engine__states_scorer(struct engine_sizes *s, const struct target_scorer_file *f);
+
 /* Part of the step's buffers: carve, or count where `st` is all zero. */
 void engine__states_layout(struct engine_states *st, struct model_carve *c,
                            const struct engine_sizes *z, const struct kern *k);
@@ -349,7 +358,8 @@ struct engine {
     struct engine_sizes sizes;
     struct kern *kern;
     struct model *model;
-    struct proposer *proposer; /* NULL: no draft model */
+    struct proposer *proposer;    /* NULL: no draft model */
+    struct target_scorer *scorer; /* NULL: none */
     struct tokenizer *tokenizer;
     const struct chat_family *chat;
     char chat_error[256];

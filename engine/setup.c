@@ -27,14 +27,15 @@ static int check_int(const char *name, int value, int lo, int hi, struct err *e)
 }
 
 /* Defaults and ranges; none of them needs the backend. */
-static int fill_options(struct engine_options *o, const struct model_config *c, struct err *e) {
+static int fill_options(struct engine_options *o, const struct model_config *c,
+                        const struct target_scorer_file *scorer, struct err *e) {
     if (o->context == 0) o->context = c->context;
     if (o->max_rows == 0) o->max_rows = DEFAULT_ROWS;
     if (o->max_seqs == 0) o->max_seqs = o->max_rows > DEFAULT_SEQS ? DEFAULT_SEQS : o->max_rows - 1;
     if (o->max_queue < 0) o->max_queue = DEFAULT_QUEUE;
     if (o->max_queue == 0) o->max_queue = 1;
     if (o->prefill_share == 0) o->prefill_share = 0.5;
-    if (o->select_layer < 0) o->select_layer = (3 * c->n_layers + 8) / 16;
+    if (o->select_layer < 0) o->select_layer = scorer ? scorer->layer : (3 * c->n_layers + 8) / 16;
     if (o->max_draft_tokens == 0)
         o->max_draft_tokens = o->draft_tokens > ENGINE_DEFAULT_DRAFT_TOKENS
                                   ? o->draft_tokens
@@ -43,6 +44,10 @@ static int fill_options(struct engine_options *o, const struct model_config *c, 
     if (!rc) rc = check_int("max_rows", o->max_rows, ENGINE_MIN_CHUNK, KERN_MAX_ROWS, e);
     if (!rc) rc = check_int("max_seqs", o->max_seqs, 1, ENGINE_MAX_SEQS, e);
     if (!rc) rc = check_int("select_layer", o->select_layer, 0, c->n_layers, e);
+    if (!rc && scorer && scorer->layer != o->select_layer)
+        rc = err_raise(e, E_INVALID,
+                       "select_layer is %d, the scorer %s is of layer %d: leave one of them out",
+                       o->select_layer, o->scorer_path, scorer->layer);
     if (!rc) rc = check_int("max_draft_tokens", o->max_draft_tokens, 1, KERN_MAX_DRAFT, e);
     if (!rc && o->draft_tokens != VERIFY_DRAFT_AUTO)
         rc = check_int("draft_tokens", o->draft_tokens, 0, o->max_draft_tokens, e);
@@ -101,8 +106,12 @@ static void split_layers(struct engine_sizes *s, const struct model_config *c) {
 static int choose_states(struct engine_sizes *s, const struct model_config *c, struct err *e) {
     struct target_settings none, all;
     target_settings_unset(&none);
-    all = target_settings_resolve(&s->o.sparse, &none, NULL);
-    if (!target_needs_states(&all) || s->o.select_layer == c->n_layers) return 0;
+    all = target_settings_resolve(&s->o.sparse, &none, s->has_scorer ? &s->scorer : NULL);
+    if (target_needs_scorer(&all) && !s->has_scorer)
+        return err_raise(e, E_INVALID, "sparse \"%s\", reselector \"%s\": no scorer file was named",
+                         target_selector_name(all.selector), target_selector_name(all.reselector));
+    if (!s->has_scorer && !target_needs_states(&all)) return 0;
+    if (s->o.select_layer == c->n_layers) return 0; /* no layer is deep */
     if (s->o.select_layer == 0)
         return err_raise(
             e, E_INVALID,
@@ -148,6 +157,7 @@ static int make_plan(struct engine_sizes *s, struct plan *plan, size_t free_byte
                   {"sampling", s->sample_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS, NULL},
                   {"selection", s->selection_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "attention mass of blocks"},
+                  {"scorer", s->scorer_bytes, PLAN_DEVICE, PLAN_KNOB_NONE, "of blocks"},
                   {"states", s->states_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
                    "of a pass, newest of each sequence"},
                   {"penalty counts", s->history_bytes, PLAN_DEVICE, PLAN_KNOB_SEQS,
@@ -211,16 +221,18 @@ static int max_logits(const struct engine_options *o) {
 
 int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine_options *o,
                   const struct model_source *src, const struct model_source *draft,
-                  const struct kern *k, size_t device_free_bytes, struct err *e) {
+                  const struct target_scorer_file *scorer, const struct kern *k,
+                  size_t device_free_bytes, struct err *e) {
     const struct model_config *c = model_source_config(src);
     memset(s, 0, sizeof *s);
     s->o = *o;
-    int rc = fill_options(&s->o, c, e);
+    int rc = fill_options(&s->o, c, scorer, e);
     if (!rc) rc = choose_kv_dtype(&s->o, &s->kv_dtype, e);
     if (rc) return rc;
     s->vocab = c->vocab;
     s->pool.max_seqs = s->o.max_seqs;
     s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
+    if (scorer) engine__states_scorer(s, scorer);
     rc = choose_states(s, c, e);
     if (rc) return rc;
     split_layers(s, c);

@@ -23,7 +23,8 @@ static int n_deep(const struct engine *g) {
 static struct target_settings resolve(const struct engine *g, const struct target_settings *asked) {
     struct target_settings none;
     target_settings_unset(&none);
-    return target_settings_resolve(&g->sizes.o.sparse, asked ? asked : &none, NULL);
+    return target_settings_resolve(&g->sizes.o.sparse, asked ? asked : &none,
+                                   g->sizes.has_scorer ? &g->sizes.scorer : NULL);
 }
 
 struct target_settings engine_sparse_defaults(const struct engine *g) {
@@ -34,7 +35,7 @@ int engine__sparse_check(const struct engine *g, const struct target_settings *a
                          struct err *e) {
     struct target_settings s = resolve(g, asked);
     if (n_deep(g) == 0 || !target_needs_states(&s)) return 0;
-    if (target_needs_scorer(&s))
+    if (target_needs_scorer(&s) && !g->sizes.has_scorer)
         return err_raise(e, E_UNSUPPORTED,
                          "sparse \"%s\", reselector \"%s\": no scorer was loaded (--scorer)",
                          target_selector_name(s.selector), target_selector_name(s.reselector));

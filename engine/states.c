@@ -2,6 +2,7 @@
  * blocks' pages and in the sequence's ring of the newest, and scorers read both. A state is noted
  * once, when its token is committed: what a round drafted in vain never gets there, and blocks that
  * a prefix hit brings have theirs in their pages. */
+#include "base/checked.h"
 #include "base/err.h"
 #include "engine/engine_private.h"
 
@@ -13,15 +14,36 @@ static struct kern_scorer mean_of(int cols) {
 
 /* ---- Buffers ---- */
 
+void engine__states_scorer(struct engine_sizes *s, const struct target_scorer_file *f) {
+    s->has_scorer = true;
+    s->scorer = (struct target_scorer_defaults){.smoothing = f->smoothing, .curve = f->curve};
+    s->scorer_shape = (struct kern_scorer){.kind = f->kind,
+                                           .cols = f->hidden,
+                                           .n_queries = f->n_queries,
+                                           .normed = f->normed,
+                                           .by_first = f->by_first,
+                                           .n_heads = f->n_heads,
+                                           .head_dim = f->head_dim,
+                                           .width = f->width};
+    s->scorer_bytes = target_scorer_file_bytes(f);
+    s->state_first = f->by_first;
+}
+
+static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) {
+    struct kern_scorer mean = mean_of(z->state_cols);
+    size_t n = k->ops->score_scratch_bytes(k, &mean, z->caps.max_blocks);
+    if (!z->has_scorer) return n;
+    return max_size(n, k->ops->score_scratch_bytes(k, &z->scorer_shape, z->caps.max_blocks));
+}
+
 void engine__states_layout(struct engine_states *st, struct model_carve *c,
                            const struct engine_sizes *z, const struct kern *k) {
     size_t cols = (size_t)z->state_cols, seqs = (size_t)z->caps.max_seqs;
-    struct kern_scorer mean = mean_of(z->state_cols);
     if (cols == 0) return;
     st->state = model_carve_dev(c, (size_t)z->caps.max_rows * cols * sizeof *st->state);
     st->ring = model_carve_dev(c, seqs * KERN_STATE_QUERIES * cols * sizeof *st->ring);
     model_carve_array(c, &st->notes, seqs, sizeof(struct kern_note));
-    st->scratch = model_carve_dev(c, k->ops->score_scratch_bytes(k, &mean, z->caps.max_blocks));
+    st->scratch = model_carve_dev(c, scratch_bytes(z, k));
 }
 
 /* ---- Noting ---- */
@@ -77,7 +99,9 @@ int engine__states_score(struct engine *g, const struct engine_request *r, int s
                          struct err *e) {
     const struct engine_states *st = &g->batch.states;
     size_t cols = (size_t)g->sizes.state_cols, blocks = (size_t)g->batch.pass.caps.max_blocks;
-    struct kern_scorer mean = mean_of(g->sizes.state_cols);
+    const struct kern_scorer mean = mean_of(g->sizes.state_cols);
+    const struct kern_scorer *scorer =
+        selector == TARGET_SCORER ? target_scorer_kern(g->scorer) : &mean;
     struct kern_score_view v = {
         .plane = plane(g),
         .page = g->batch.pass.page[0].dev + (size_t)r->pass_idx * blocks,
@@ -85,6 +109,6 @@ int engine__states_score(struct engine *g, const struct engine_request *r, int s
         .n_tokens = r->n_kv,
     };
     ASSERT(target_by_states(selector) && cols > 0);
-    int rc = g->kern->ops->score(g->kern, &mean, &v, st->scratch, out);
+    int rc = g->kern->ops->score(g->kern, scorer, &v, st->scratch, out);
     return rc ? err_raise(e, rc, "scoring %d tokens failed", r->n_kv) : 0;
 }

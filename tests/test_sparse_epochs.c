@@ -16,7 +16,9 @@
 #include <xxhash.h>
 
 #include "base/err.h"
+#include "base/rng.h"
 #include "model/source.h"
+#include "target/scorer.h"
 #include "tests/speculation_bed.h"
 #include "tests/watched_kern.h"
 
@@ -173,13 +175,16 @@ struct loop {
     float mass[MOST_BLOCKS], score[MOST_BLOCKS], work[MOST_BLOCKS];
     float logits[TINY_VOCAB], state[64], *ring;
     void *scratch;
-    int n; /* positions so far */
+    const struct kern_scorer *scorer; /* of TARGET_SCORER */
+    int n;                            /* positions so far */
 };
 
 static const struct kern_scorer mean = {
     .kind = KERN_SCORE_MEAN, .cols = 64, .n_queries = 32, .normed = true};
 
-static void loop_open(struct loop *l) {
+/* file: of the scorer, NULL: none. */
+static void loop_open(struct loop *l, struct target_scorer **loaded,
+                      const struct target_scorer_file *file) {
     struct tiny_options t = *target();
     struct err e = {0};
     struct kern_options ko = {.n_threads = 1};
@@ -193,11 +198,16 @@ static void loop_open(struct loop *l) {
     unlink(path);
     assert_ok(model_open(&l->m, src, NULL, l->k, &caps, NULL, NULL, &e), e);
     model_source_close(src);
-    l->page_bytes = PAGE_BYTES + 1024;
+    l->page_bytes = PAGE_BYTES + 2048;
     l->plane_at = PAGE_BYTES;
     assert_ok(l->k->ops->reserve(l->k, l->page_bytes * 2 * MOST_BLOCKS, &l->arena, &e), e);
     l->ring = calloc(32 * 64, sizeof *l->ring);
     size_t scratch = l->k->ops->score_scratch_bytes(l->k, &mean, MOST_BLOCKS);
+    if (file) {
+        assert_ok(target_scorer_load(loaded, file, l->k, &e), e);
+        l->scorer = target_scorer_kern(*loaded);
+        scratch += l->k->ops->score_scratch_bytes(l->k, l->scorer, MOST_BLOCKS);
+    }
     assert_ok(l->k->ops->reserve(l->k, scratch, &l->scratch, &e), e);
     assert_non_null(l->ring);
 }
@@ -267,7 +277,7 @@ static void loop_row(struct loop *l, int32_t token, int n_prompt, const struct l
     };
     assert_ok(model_forward(l->m, &pass, &e), e);
     struct kern_note note = {.n_rows = 1, .position = at};
-    struct kern_plane plane = {l->arena, KVPOOL_ALIGN, l->plane_at, 64, false};
+    struct kern_plane plane = {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true};
     assert_int_equal(
         l->k->ops->note_states(l->k, 1, &note, l->state, &plane, l->page[0], MOST_BLOCKS, l->ring),
         0);
@@ -277,8 +287,10 @@ static void loop_row(struct loop *l, int32_t token, int n_prompt, const struct l
 static void loop_select(struct loop *l, const struct target_settings *s, int n_prompt,
                         uint64_t seed, int epoch, bool wide, struct list *out) {
     struct kern_score_view v = {
-        {l->arena, KVPOOL_ALIGN, l->plane_at, 64, false}, l->page[0], l->ring, l->n};
-    assert_int_equal(l->k->ops->score(l->k, &mean, &v, l->scratch, l->score), 0);
+        {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true}, l->page[0], l->ring, l->n};
+    int selector = epoch > 0 ? s->reselector : s->selector;
+    const struct kern_scorer *scorer = selector == TARGET_SCORER ? l->scorer : &mean;
+    assert_int_equal(l->k->ops->score(l->k, scorer, &v, l->scratch, l->score), 0);
     struct target_view view = {.n_tokens = n_prompt,
                                .seed = seed,
                                .epoch = epoch,
@@ -289,13 +301,14 @@ static void loop_select(struct loop *l, const struct target_settings *s, int n_p
 }
 
 /* All lists of a request whose answer is known, and its logits. */
-static void naive_epochs(struct loop *l, const struct target_settings *asked, uint64_t seed,
+static void naive_epochs(struct loop *l, const struct target_settings *asked,
+                         const struct target_scorer_defaults *file, uint64_t seed,
                          const struct record *got, struct record *want) {
     struct target_settings none, s;
     struct target_epoch epoch = {0};
     bool wide = false;
     target_settings_unset(&none);
-    s = target_settings_resolve(&none, asked, NULL);
+    s = target_settings_resolve(&none, asked, file);
     *want = *got;
     want->n_lists = 0;
     loop_begin(l);
@@ -339,7 +352,7 @@ static void test_epochs_naive(void) {
     int n_wide = 0, n_changes = 0, n_short = 0;
     epoch_options(&o);
     struct engine *g = open_engine(&o, records);
-    loop_open(&l);
+    loop_open(&l, NULL, NULL);
     for (size_t i = 0; i < (TINY_SLOW ? 2 : sizeof lengths / sizeof *lengths); i++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
             struct record *r = &records[k];
@@ -354,7 +367,7 @@ static void test_epochs_naive(void) {
             run(g, &s, r);
             if (kinds[k].reselect >= 0)
                 assert_int_equal(r->n_lists, n_points(r->n_out, kinds[k].reselect));
-            naive_epochs(&l, &of, s.params.seed, r, &want);
+            naive_epochs(&l, &of, NULL, s.params.seed, r, &want);
             assert_same(r, &want, target_selector_name(of.selector));
             for (int j = 1; j < r->n_lists; j++)
                 n_changes += r->list[j].n != r->list[0].n ||
@@ -368,6 +381,104 @@ static void test_epochs_naive(void) {
     loop_close(&l);
     tiny_assert_pool_whole(g);
     engine_close(g);
+}
+
+/* ---- A scorer's file ---- */
+
+static uint64_t target_fingerprint(void) {
+    struct engine_options o;
+    epoch_options(&o);
+    struct engine *g = tiny_engine_open(&o, target());
+    uint64_t f = engine_model_fingerprint(g);
+    engine_close(g);
+    return f;
+}
+
+/* Random weights; the mlp goes by blocks' first tokens and brings a curve and smoothing. */
+static struct target_scorer_file *make_scorer(bool mlp) {
+    struct target_scorer_file shape = {.kind = KERN_SCORE_LATE,
+                                       .layer = SELECT_LAYER,
+                                       .hidden = 64,
+                                       .n_heads = 2,
+                                       .head_dim = 16,
+                                       .n_queries = 32,
+                                       .block = 64,
+                                       .fingerprint = target_fingerprint()};
+    struct target_scorer_file *f;
+    struct err e = {0};
+    if (mlp) {
+        shape.kind = KERN_SCORE_MLP;
+        shape.n_heads = shape.head_dim = 0;
+        shape.width = 24;
+        shape.n_queries = 4;
+        shape.normed = shape.by_first = shape.has_layernorm = true;
+        shape.smoothing = 0.25;
+        shape.curve = (struct target_curve){.n = 1, .at = {{64, .4}}};
+    }
+    assert_ok(target_scorer_make(&f, &shape, &e), e);
+    float *const parts[] = {f->a, f->b, f->ln_weight, f->ln_bias, f->w1, f->b1, f->w2, f->b2};
+    const size_t n[] = {32 * 64, 32 * 64, 128, 128, 24 * 128, 24, 24, 1};
+    for (size_t i = 0; i < 8; i++)
+        for (size_t k = 0; parts[i] && k < n[i]; k++)
+            parts[i][k] = (float)((int)(rng_u32(9, k, RNG_TEST, (uint32_t)i) % 2001) - 1000) / 2000;
+    return f;
+}
+
+static const char *scorer_file(const struct target_scorer_file *f) {
+    static char path[64];
+    struct err e = {0};
+    snprintf(path, sizeof path, "/tmp/tandem_scorer_%d.safetensors", (int)getpid());
+    assert_ok(target_scorer_write(path, f, &e), e);
+    return path;
+}
+
+/* Both kinds, at the prompt's end and inside answers: what a file says of layer, curve and
+ * smoothing holds where nobody says otherwise. */
+static void test_epochs_scorer(void) {
+    static struct record records[MOST_REQUESTS], want;
+    static struct loop l;
+    struct engine_options o;
+    struct engine_submit_options s;
+    for (int mlp = 0; mlp < 2; mlp++) {
+        struct target_scorer *loaded;
+        struct target_scorer_file *file = make_scorer(mlp);
+        struct target_scorer_defaults says = {file->smoothing, file->curve};
+        epoch_options(&o);
+        target_settings_unset(&o.sparse);
+        o.select_layer = -1;
+        o.scorer_path = scorer_file(file);
+        struct engine *g = open_engine(&o, records);
+        unlink(o.scorer_path);
+        assert_int_equal(engine_select_layer(g), SELECT_LAYER);
+        assert_int_equal(engine_scorer(g)->kind, file->kind);
+        assert_int_equal(engine_sparse_defaults(g).reselector, TARGET_SCORER);
+        loop_open(&l, &loaded, file);
+        for (int k = 0; k < 4; k++) {
+            struct record *r = &records[k];
+            struct target_settings of =
+                settings(k == 1 ? TARGET_OBSERVED : TARGET_SCORER, k == 2 ? TARGET_UNSET : 5,
+                         k == 3 ? TARGET_RESELECT_SURPRISE
+                         : k    ? 9
+                                : 0);
+            if (k == 2) of.keep = TARGET_CURVE, of.min_blocks = 1;
+            make_request(k, 640 + 61 * k, TINY_SLOW ? 40 : 100, r, &s);
+            s.sparse = &of;
+            run(g, &s, r);
+            if (k == 2 && !mlp) { /* the source's curve begins later */
+                assert_int_equal(r->n_lists, 0);
+                continue;
+            }
+            naive_epochs(&l, &of, &says, s.params.seed, r, &want);
+            assert_same(r, &want, mlp ? "mlp" : "late");
+            if (k == 2 && mlp)
+                assert_in_range(r->list[0].n, 5, 8); /* .4 of 12 and a reserve of 2 */
+        }
+        target_scorer_close(loaded);
+        target_scorer_free(file);
+        loop_close(&l);
+        tiny_assert_pool_whole(g);
+        engine_close(g);
+    }
 }
 
 /* ---- The same whatever goes on around ---- */
@@ -507,8 +618,175 @@ static void test_epochs_speculation_device(void) {
     check_speculation(TARGET_RESELECT_SURPRISE, true, true);
 }
 
+/* ---- Dense, to the bit ---- */
+
+/* Where all blocks are kept, by a share or by way of lists, and where a prompt is short. */
+static void test_epochs_dense(void) {
+    static struct record want, got;
+    struct engine_options o;
+    struct engine_submit_options s;
+    struct target_settings of[6], off = settings(TARGET_OFF, TARGET_UNSET, 0);
+    epoch_options(&o);
+    o.draft_tokens = 3;
+    struct engine *g = open_engine(&o, &want);
+    make_request(0, 900, 100, &want, &s);
+    s.sparse = &off;
+    run(g, &s, &want);
+    engine_close(g);
+    assert_int_equal(want.n_lists, 0);
+    for (int i = 0; i < 6; i++) of[i] = settings(TARGET_MEAN, TARGET_UNSET, 1);
+    of[0].keep = 1;
+    of[1].keep = 0.1; /* the floor's 32 blocks are more */
+    of[2].selector = TARGET_ALL;
+    of[3].keep_blocks = 3; /* by way of lists: a reserve of everything */
+    of[3].reserve = 1;
+    of[4] = of[3];
+    of[4].reselect = TARGET_RESELECT_SURPRISE;
+    of[4].surprise = 1e-6;
+    of[5] = of[3];
+    of[5].selector = TARGET_OBSERVED;
+    for (int i = 0; i < 6; i++) {
+        g = open_engine(&o, &got);
+        make_request(0, 900, 100, &got, &s);
+        s.sparse = &of[i];
+        run(g, &s, &got);
+        assert_true(i < 2 ? got.n_lists == 0 : i == 2 ? got.n_lists == 1 : got.n_lists > 1);
+        if (i == 3) assert_int_equal(got.n_lists, n_points(100, 1));
+        assert_int_equal(got.sparsity.kv_shallow_bytes + got.sparsity.kv_deep_bytes,
+                         got.sparsity.kv_dense_bytes);
+        got.n_lists = 0;
+        assert_same(&got, &want, "all blocks");
+        tiny_assert_pool_whole(g);
+        engine_close(g);
+    }
+    /* Lists that are made anew and stay equal change nothing either. */
+    static struct record once;
+    struct target_settings recent = settings(TARGET_RECENT, 3, 0);
+    recent.reserve = 0;
+    g = open_engine(&o, &once);
+    make_request(0, 900, 100, &once, &s);
+    s.sparse = &recent;
+    run(g, &s, &once);
+    engine_close(g);
+    recent.reselect = 4;
+    g = open_engine(&o, &got);
+    make_request(0, 900, 100, &got, &s);
+    s.sparse = &recent;
+    run(g, &s, &got);
+    engine_close(g);
+    assert_int_equal(got.n_lists, n_points(100, 4));
+    got.n_lists = 1;
+    assert_same(&got, &once, "equal lists");
+    assert_true(once.row[5] != want.row[5]);
+}
+
+/* ---- What is reserved, counted, refused ---- */
+
+static size_t plan_bytes(const struct engine *g, const char *name) {
+    const struct plan *p = engine_get_plan(g);
+    for (int i = 0; i < p->n_lines; i++)
+        if (!strcmp(p->lines[i].name, name)) return p->lines[i].bytes;
+    return 0;
+}
+
+static void test_epochs_plan(void) {
+    static struct record r;
+    struct engine_options o;
+    struct engine_submit_options s;
+    struct engine_stats st;
+    epoch_options(&o);
+    struct engine *g = open_engine(&o, &r);
+    const struct kvpool_page_shape *shape = engine_get_plan(g)->pool.shape;
+    assert_int_equal(shape[KVPOOL_SHALLOW].state_bytes, 4 * 64 * 4);
+    assert_int_equal(shape[KVPOOL_DEEP].state_bytes, 0);
+    assert_int_equal(kvpool_page_bytes(&shape[KVPOOL_SHALLOW]), PAGE_BYTES + 1024);
+    assert_int_equal(kvpool_state_offset(&shape[KVPOOL_SHALLOW]), PAGE_BYTES);
+    /* A pass's states and rings, notes and scratch on top. */
+    assert_true(plan_bytes(g, "states") >= (192 + 8 * 32) * 64 * 4);
+    make_request(0, 700, 41, &r, &s);
+    struct target_settings of = settings(TARGET_OBSERVED, 4, 10);
+    s.sparse = &of;
+    run(g, &s, &r);
+    tiny_assert_pool_whole(g);
+    engine_get_stats(g, &st);
+    assert_int_equal(st.n_selections, 4);
+    assert_int_equal(st.n_reselections, 3);
+    assert_int_equal(st.n_sparse_requests, 1);
+    assert_int_equal(st.n_blocks_selected, 4 * 11);
+    assert_true(st.select_seconds > 0 && r.sparsity.select_ns > 0);
+    engine_close(g);
+    target_settings_unset(&o.sparse);
+    g = open_engine(&o, &r);
+    assert_int_equal(engine_get_plan(g)->pool.shape[KVPOOL_SHALLOW].state_bytes, 0);
+    assert_int_equal(plan_bytes(g, "states") + plan_bytes(g, "scorer"), 0);
+    engine_close(g);
+}
+
+static void refused_open(const struct engine_options *o, int code, const char *says) {
+    struct engine_options options = *o;
+    struct engine *g;
+    struct err e = {0};
+    char path[256];
+    snprintf(path, sizeof path, "%s", tiny_model_file(target()));
+    options.model_path = path;
+    assert_int_equal(engine_open(&g, &options, NULL, NULL, &e), code);
+    if (!strstr(e.message, says)) fail_msg("\"%s\" does not say \"%s\"", e.message, says);
+    unlink(path);
+}
+
+static void test_epochs_refused(void) {
+    struct engine_options o;
+    struct engine_submit_options s;
+    struct engine_request *request;
+    struct err e = {0};
+    struct target_settings of;
+    static struct record r;
+    epoch_options(&o);
+    target_settings_unset(&o.sparse);
+    struct engine *g = open_engine(&o, &r);
+    make_request(0, 700, 4, &r, &s);
+    s.sparse = &of;
+    of = settings(TARGET_MEAN, 4, 0);
+    assert_int_equal(engine_submit(g, &s, &request, &e), E_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "--sparse mean"));
+    of = settings(TARGET_OBSERVED, 4, 8);
+    assert_int_equal(engine_submit(g, &s, &request, &e), E_UNSUPPORTED);
+    of.reselector = TARGET_SCORER;
+    assert_int_equal(engine_submit(g, &s, &request, &e), E_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "no scorer was loaded"));
+    of.reselector = TARGET_RANDOM; /* needs no states */
+    run(g, &s, &r);
+    assert_int_equal(r.n_lists, 1);
+    engine_close(g);
+    o.sparse.selector = TARGET_SCORER;
+    refused_open(&o, E_INVALID, "no scorer file was named");
+    o.sparse.selector = TARGET_MEAN;
+    o.select_layer = 0;
+    refused_open(&o, E_INVALID, "select_layer is 0");
+    struct target_scorer_file *f = make_scorer(false);
+    target_settings_unset(&o.sparse);
+    o.select_layer = 1;
+    o.scorer_path = scorer_file(f);
+    refused_open(&o, E_INVALID, "select_layer is 1, the scorer ");
+    o.select_layer = -1;
+    f->fingerprint ^= 1;
+    o.scorer_path = scorer_file(f);
+    refused_open(&o, E_INVALID, "fingerprint");
+    f->fingerprint ^= 1;
+    f->a[7] = NAN;
+    o.scorer_path = scorer_file(f);
+    refused_open(&o, E_NUMERIC, "a.weight holds nan at 7");
+    unlink(o.scorer_path);
+    refused_open(&o, E_NOT_FOUND, o.scorer_path);
+    target_scorer_free(f);
+}
+
 const struct test tests[] = {
     {"epochs_naive", TEST_QUICK, 120000, test_epochs_naive},
+    {"epochs_scorer", TEST_QUICK, 120000, test_epochs_scorer},
+    {"epochs_dense", TEST_QUICK, 60000, test_epochs_dense},
+    {"epochs_plan", TEST_QUICK, 20000, test_epochs_plan},
+    {"epochs_refused", TEST_QUICK, 20000, test_epochs_refused},
     {"epochs_same", TEST_QUICK, 120000, test_epochs_same},
     {"epochs_speculation", TEST_FULL, 300000, test_epochs_speculation},
     {"epochs_speculation_gumbel", TEST_FULL, 300000, test_epochs_speculation_gumbel},
