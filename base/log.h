@@ -17,13 +17,14 @@ void log_at(enum log_level level, const char *fmt, ...) __attribute__((format(pr
 #define log_info(...) log_at(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_at(LOG_DEBUG, __VA_ARGS__)
 
-/* A progress line on stderr. On a terminal it is rewritten in place (at most 10 times a second);
- * elsewhere a line is printed at each tenth; with LOG_QUIET nothing. */
+/* A progress line on stderr with the time that is left. On a terminal it is rewritten in place (at
+ * most 10 times a second); elsewhere a line is printed at each tenth; with LOG_QUIET nothing. */
 struct log_progress {
-    const char *what;  /* "loading weights" */
-    long long total;   /* units; > 0 */
-    long long last_ns; /* internal */
-    int last_tenth;    /* internal */
+    const char *what;          /* "loading weights" */
+    long long total;           /* units; > 0 */
+    long long last_ns;         /* internal */
+    int last_tenth;            /* internal */
+    long long first, first_ns; /* internal: where it stood when first anything was done */
 };
 void log_progress_start(struct log_progress *p, const char *what, long long total);
 void log_progress_at(struct log_progress *p, long long done);

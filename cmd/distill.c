@@ -126,6 +126,11 @@ static int parse_names(struct distill *d, struct err *e) {
     return rc;
 }
 
+static void set_steps(struct distill *d, int n) {
+    d->train.n_steps = n;
+    d->train.n_warmup = n / 20 > 0 ? n / 20 : 1;
+}
+
 static int settle(struct distill *d, struct err *e) {
     const struct flags *f = d->f;
     struct target_train_shape *s = &d->train.shape;
@@ -141,7 +146,7 @@ static int settle(struct distill *d, struct err *e) {
         s->width = f->width ? f->width : d->c.hidden;
         s->has_layernorm = f->layernorm;
     }
-    d->train.n_steps = f->n_steps ? f->n_steps : late ? 500 : 300;
+    set_steps(d, f->n_steps ? f->n_steps : late ? 500 : 300);
     d->train.learning_rate = f->learning_rate > 0 ? f->learning_rate : late ? 2e-3 : 1e-3;
     d->train.batch = f->batch;
     d->train.weight_decay = f->weight_decay;
@@ -378,7 +383,7 @@ static int fit_steps(struct distill *d, int n_layers_left, struct err *e) {
     int fit = (int)fmax(10, left * 0.95 / n_layers_left / step);
     if (fit >= d->train.n_steps) return 0;
     log_info("the budget has time for %d steps (--steps %d repeats it)", fit, fit);
-    d->train.n_steps = fit;
+    set_steps(d, fit);
     return 0;
 }
 
