@@ -17,7 +17,13 @@
 #include "cmd/engine_flags.h"
 #include "cmd/text.h"
 
-enum { MAX_POINTS = GRID_MAX_LIST, MAX_BATCH = ENGINE_MAX_SEQS, GRID_KEEP_BLOCKS = 32 };
+enum {
+    MAX_POINTS = GRID_MAX_LIST,
+    MAX_BATCH = ENGINE_MAX_SEQS,
+    GRID_KEEP_BLOCKS = 32,
+    GRID_REPEATS = 5,
+    SPEC_REPEATS = 7
+};
 
 struct point {
     int prompt, batch, n_tokens; /* asked for */
@@ -232,74 +238,141 @@ static bool parse_prefill(const char *s, enum grid_prefill *out) {
     return *out != GRID_PREFILL_CELL || !strcmp(s, "cell");
 }
 
-/* Check what the grid needs and run it; o->depths and o->batches are set. */
-static int run_grid(const struct options *po, struct engine_flags *f,
-                    struct bench_grid_options *o) {
-    struct err e = {0};
-    struct engine *g;
-    o->sparse = f->o.sparse;
-    sparse_defaults(&o->sparse);
-    if (o->kind && !bench_question_exists(o->kind))
+/* What was typed. */
+struct bench_args {
+    const char *prompts, *batches, *kind, *prefill;
+    int n_tokens, n_repeats; /* 0: as usual */
+    double temperature;
+    bool json, spec, with_grid;
+    struct bench_grid_options grid; /* text and page as typed; the rest is filled in later */
+    int lengths[MAX_POINTS], sizes[MAX_POINTS], n_lengths, n_sizes;
+};
+
+/* Lists and what excludes what. -1 to go on, else the exit code. */
+static int check_args(const struct options *o, struct bench_args *a) {
+    if (!a->prompts) a->prompts = a->with_grid ? "4096" : "512";
+    if (!a->batches) a->batches = a->with_grid ? "1" : "1,4";
+    a->n_lengths = parse_list(a->prompts, 1, MODEL_MAX_CONTEXT, a->lengths);
+    a->n_sizes = parse_list(a->batches, 1, MAX_BATCH, a->sizes);
+    if (!a->n_lengths)
+        return options_error(o, "--prompt-tokens: '%s' is not a list of lengths", a->prompts);
+    if (!a->n_sizes)
+        return options_error(o, "--batch: '%s' is not a list of 1..%d", a->batches, MAX_BATCH);
+    if (a->spec && a->with_grid) return options_error(o, "--spec and --grid exclude each other");
+    if (a->kind && !a->spec && !a->with_grid)
+        return options_error(o, "--kind belongs to --spec or --grid");
+    if (a->kind && a->spec && !bench_kind_exists(a->kind))
+        return options_error(o,
+                             "--kind: '%s' is not one of chat, code, summary, edit, list, "
+                             "translation, maths, story",
+                             a->kind);
+    const char *of_grid = a->grid.text        ? "text"
+                          : a->grid.html_path ? "html"
+                          : a->prefill        ? "prefill"
+                                              : NULL;
+    if (of_grid && !a->with_grid) return options_error(o, "--%s belongs to --grid", of_grid);
+    return -1;
+}
+
+/* What the grid needs beside: a->grid is filled in, and the engine's settings are its sparse
+ * cells', so that whatever they select by is kept. */
+static int check_grid(const struct options *po, struct engine_options *eo, struct bench_args *a) {
+    struct bench_grid_options *o = &a->grid;
+    if (a->prefill && !parse_prefill(a->prefill, &o->prefill))
+        return options_error(po, "--prefill: '%s' is not one of cell, turn, once", a->prefill);
+    if (a->kind && !bench_question_exists(a->kind))
         return options_error(po, "--kind: '%s' is not one of summary, extract, continue, quote",
-                             o->kind);
-    if (o->sparse.selector == TARGET_OFF)
+                             a->kind);
+    if (eo->sparse.selector == TARGET_OFF)
         return options_error(po, "--sparse off leaves --grid no sparse cells");
-    if (f->o.draft_tokens == 0)
+    if (eo->draft_tokens == 0)
         return options_error(po, "--draft-tokens 0 leaves --grid no cells with speculation");
-    if (!f->o.draft_path && !f->o.lookup)
+    if (!eo->draft_path && !eo->lookup)
         return options_error(po, "--grid needs a --draft or prompt lookup");
-    int rc = cmd_open_engine(&g, &f->o, &e);
-    if (rc) return cmd_fail(&e);
-    rc = bench_grid(g, o, &e);
-    engine_close(g);
-    return rc ? cmd_fail(&e) : 0;
+    sparse_defaults(&eo->sparse);
+    memcpy(o->depths, a->lengths, sizeof a->lengths);
+    memcpy(o->batches, a->sizes, sizeof a->sizes);
+    o->n_depths = a->n_lengths;
+    o->n_batches = a->n_sizes;
+    o->n_tokens = a->n_tokens;
+    o->n_repeats = a->n_repeats ? a->n_repeats : GRID_REPEATS;
+    o->temperature = a->temperature;
+    o->kind = a->kind;
+    o->json = a->json;
+    o->sparse = eo->sparse;
+    return -1;
+}
+
+/* Every length with every batch size. */
+static int run_points(struct engine *g, const struct bench_args *a, struct err *e) {
+    static struct point points[MAX_POINTS * MAX_POINTS];
+    struct point warm = {.prompt = 16, .batch = 1, .n_tokens = 8};
+    int n = 0, rc = run_point(g, &warm, e);
+    if (!a->json)
+        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %9s %10s\n", "prompt", "batch",
+               "TTFT ms", "worst", "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s",
+               "KV read/t", "blocks", "resident");
+    for (int i = 0; i < a->n_lengths && !rc; i++)
+        for (int j = 0; j < a->n_sizes && !rc; j++) {
+            struct point *p = &points[n++];
+            *p = (struct point){
+                .prompt = a->lengths[i], .batch = a->sizes[j], .n_tokens = a->n_tokens};
+            rc = run_point(g, p, e);
+            if (!rc && !a->json) print_point(p);
+            fflush(stdout);
+        }
+    if (!rc && a->json) print_json(points, n, g);
+    return rc;
+}
+
+static int run(struct engine *g, const struct bench_args *a, struct err *e) {
+    struct bench_spec_options so = {a->n_tokens, a->n_repeats ? a->n_repeats : SPEC_REPEATS,
+                                    a->temperature, a->kind, a->json};
+    if (!a->json && engine_is_dummy(g)) printf("%s\n", engine_model_name(g));
+    if (a->spec) return bench_spec(g, &so, e);
+    return a->with_grid ? bench_grid(g, &a->grid, e) : run_points(g, a, e);
 }
 
 int cmd_bench(int argc, char **argv) {
     struct engine_flags f;
-    static struct bench_grid_options grid;
-    const char *prompts = NULL, *batches = NULL, *prefill = NULL;
-    int n_tokens = 64, n_repeats = 0;
-    double temperature = 0;
-    const char *kind = NULL;
-    bool json = false, spec = false, with_grid = false;
+    static struct bench_args a = {.n_tokens = 64};
     engine_flags_init(&f);
     const struct option table[] = {
         ENGINE_FLAGS(&f),
         {OPTION_GROUP, "Bench", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
-        {OPTION_STRING, "prompt-tokens", "n-prompt depth", 'p', &prompts, "LIST", 0, 0,
+        {OPTION_STRING, "prompt-tokens", "n-prompt depth", 'p', &a.prompts, "LIST", 0, 0,
          "prompt lengths, as 512,4096", "512, with --grid 4096"},
-        {OPTION_STRING, "batch", "npl", 0, &batches, "LIST", 0, 0, "sequences at once, as 1,8",
+        {OPTION_STRING, "batch", "npl", 0, &a.batches, "LIST", 0, 0, "sequences at once, as 1,8",
          "1,4, with --grid 1"},
-        {OPTION_INT, "tokens", "n-gen", 'n', &n_tokens, "N", 2, 100000,
+        {OPTION_INT, "tokens", "n-gen", 'n', &a.n_tokens, "N", 2, 100000,
          "tokens that each generates", "64"},
-        {OPTION_FLAG, "spec", NULL, 0, &spec, NULL, 0, 0,
+        {OPTION_FLAG, "spec", NULL, 0, &a.spec, NULL, 0, 0,
          "what speculation gains: eight kinds of prompts, off against fixed draft lengths, lookup "
          "and auto",
          NULL},
-        {OPTION_FLAG, "grid", NULL, 0, &with_grid, NULL, 0, 0,
+        {OPTION_FLAG, "grid", NULL, 0, &a.with_grid, NULL, 0, 0,
          "{speculation off, on} x {dense, sparse} on long prompts: each gain, their product, both "
          "together; sparse cells by --sparse (observed), --keep-blocks (32)",
          NULL},
-        {OPTION_INT, "repeats", NULL, 0, &n_repeats, "N", 1, GRID_MAX_REPEATS,
+        {OPTION_INT, "repeats", NULL, 0, &a.n_repeats, "N", 1, GRID_MAX_REPEATS,
          "with --spec, --grid: runs of each, interleaved; medians are shown", "7, 5"},
-        {OPTION_STRING, "kind", NULL, 0, &kind, "NAME", 0, 0,
+        {OPTION_STRING, "kind", NULL, 0, &a.kind, "NAME", 0, 0,
          "only this one (--spec: chat, code, summary, edit, list, translation, maths, story; "
          "--grid: summary, extract, continue, quote)",
          "all"},
-        {OPTION_DOUBLE, "temperature", "temp", 0, &temperature, "T", 0, 100,
+        {OPTION_DOUBLE, "temperature", "temp", 0, &a.temperature, "T", 0, 100,
          "with --spec, --grid: of the answers (0: greedy)", "0"},
-        {OPTION_STRING, "text", NULL, 0, &grid.text, "NAME", 0, 0,
+        {OPTION_STRING, "text", NULL, 0, &a.grid.text, "NAME", 0, 0,
          "with --grid: what the prompts are cut from: code, dialogue, fiction, news, technical "
          "(shipped), or a file",
          "all shipped ones"},
-        {OPTION_STRING, "prefill", NULL, 0, &prefill, "WHEN", 0, 0,
+        {OPTION_STRING, "prefill", NULL, 0, &a.prefill, "WHEN", 0, 0,
          "with --grid: who computes prompts whole: every cell in its first turn (cell), in every "
          "turn (turn), the first cell alone (once)",
          "cell"},
-        {OPTION_STRING, "html", NULL, 0, &grid.html_path, "FILE", 0, 0,
+        {OPTION_STRING, "html", NULL, 0, &a.grid.html_path, "FILE", 0, 0,
          "with --grid: a page with plots as well", NULL},
-        {OPTION_FLAG, "json", NULL, 0, &json, NULL, 0, 0,
+        {OPTION_FLAG, "json", NULL, 0, &a.json, NULL, 0, 0,
          "one JSON object on stdout instead of the table", NULL},
         {0},
     };
@@ -311,73 +384,17 @@ int cmd_bench(int argc, char **argv) {
                         .table = table};
     int rc = options_parse(&o, argc, argv);
     if (rc < 0) rc = engine_flags_finish(&f, &o);
+    if (rc < 0) rc = check_args(&o, &a);
+    if (rc < 0 && a.with_grid) rc = check_grid(&o, &f.o, &a);
     if (rc >= 0) return rc;
-    if (!prompts) prompts = with_grid ? "4096" : "512";
-    if (!batches) batches = with_grid ? "1" : "1,4";
-    int lengths[MAX_POINTS], sizes[MAX_POINTS];
-    int n_lengths = parse_list(prompts, 1, MODEL_MAX_CONTEXT, lengths);
-    int n_sizes = parse_list(batches, 1, MAX_BATCH, sizes), most = 1;
-    if (!n_lengths)
-        return options_error(&o, "--prompt-tokens: '%s' is not a list of lengths", prompts);
-    if (!n_sizes)
-        return options_error(&o, "--batch: '%s' is not a list of 1..%d", batches, MAX_BATCH);
-    for (int i = 0; i < n_sizes; i++) most = sizes[i] > most ? sizes[i] : most;
+    int most = 1;
+    for (int i = 0; i < a.n_sizes; i++) most = a.sizes[i] > most ? a.sizes[i] : most;
     if (!f.o.max_seqs) f.o.max_seqs = most;
-    if (spec && with_grid) return options_error(&o, "--spec and --grid exclude each other");
-    if (kind && !spec && !with_grid) return options_error(&o, "--kind belongs to --spec or --grid");
-    if (!with_grid && (grid.text || grid.html_path || prefill))
-        return options_error(&o, "--%s belongs to --grid",
-                             grid.text        ? "text"
-                             : grid.html_path ? "html"
-                                              : "prefill");
-    if (with_grid) {
-        memcpy(grid.depths, lengths, sizeof lengths);
-        memcpy(grid.batches, sizes, sizeof sizes);
-        if (prefill && !parse_prefill(prefill, &grid.prefill))
-            return options_error(&o, "--prefill: '%s' is not one of cell, turn, once", prefill);
-        grid.n_depths = n_lengths;
-        grid.n_batches = n_sizes;
-        grid.n_tokens = n_tokens;
-        grid.n_repeats = n_repeats ? n_repeats : 5;
-        grid.temperature = temperature;
-        grid.kind = kind;
-        grid.json = json;
-        return run_grid(&o, &f, &grid);
-    }
-    if (kind && !bench_kind_exists(kind))
-        return options_error(&o,
-                             "--kind: '%s' is not one of chat, code, summary, edit, list, "
-                             "translation, maths, story",
-                             kind);
     struct err e = {0};
     struct engine *g;
     rc = cmd_open_engine(&g, &f.o, &e);
     if (rc) return cmd_fail(&e);
-    if (!json && engine_is_dummy(g)) printf("%s\n", engine_model_name(g));
-    if (spec) {
-        struct bench_spec_options so = {n_tokens, n_repeats ? n_repeats : 7, temperature, kind,
-                                        json};
-        rc = bench_spec(g, &so, &e);
-        engine_close(g);
-        return rc ? cmd_fail(&e) : 0;
-    }
-    static struct point points[MAX_POINTS * MAX_POINTS];
-    struct point warm = {.prompt = 16, .batch = 1, .n_tokens = 8};
-    rc = run_point(g, &warm, &e);
-    int n = 0;
-    if (!json)
-        printf("%8s %6s %10s %10s %9s %9s %9s %11s %11s %12s %9s %10s\n", "prompt", "batch",
-               "TTFT ms", "worst", "TPOT ms", "ITL p50", "ITL p99", "prompt t/s", "decode t/s",
-               "KV read/t", "blocks", "resident");
-    for (int i = 0; i < n_lengths && !rc; i++)
-        for (int j = 0; j < n_sizes && !rc; j++) {
-            struct point *p = &points[n++];
-            *p = (struct point){.prompt = lengths[i], .batch = sizes[j], .n_tokens = n_tokens};
-            rc = run_point(g, p, &e);
-            if (!rc && !json) print_point(p);
-            fflush(stdout);
-        }
-    if (!rc && json) print_json(points, n, g);
+    rc = run(g, &a, &e);
     engine_close(g);
     return rc ? cmd_fail(&e) : 0;
 }
