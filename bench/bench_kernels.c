@@ -3,7 +3,7 @@
  *   bench_kernels [--only FAMILY] [--match TEXT] [--quick] [--reps N] [--device-index N]
  *
  * Families: products (--match BF16, --match "Q4_K 4096x": of these some), attention, rows,
- * drawing. Each point is first checked: small ones against the
+ * drawing, scores. Each point is first checked: small ones against the
  * CPU's reference backend, large ones by a sample of outputs computed in double on the host. Then
  * it is timed: a train of calls over at least 1 GB of distinct data where the point's data is not
  * what a step has just written (the column distinct_mb says how much), recorded as a launch graph
@@ -203,10 +203,8 @@ static const struct {
     const char *name;
     void (*run)(struct kbench *b);
 } families[] = {
-    {"products", kbench_products},
-    {"attention", kbench_attention},
-    {"rows", kbench_rows},
-    {"drawing", kbench_drawing},
+    {"products", kbench_products}, {"attention", kbench_attention}, {"rows", kbench_rows},
+    {"drawing", kbench_drawing},   {"scores", kbench_scores},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
@@ -226,7 +224,7 @@ int main(int argc, char **argv) {
         else {
             fprintf(stderr,
                     "bench_kernels: unknown word '%s'\nusage: bench_kernels [--only "
-                    "products|attention|rows|drawing] [--match TEXT] [--quick] [--reps N] "
+                    "products|attention|rows|drawing|scores] [--match TEXT] [--quick] [--reps N] "
                     "[--device-index N]\n",
                     argv[i]);
             return 2;

@@ -72,5 +72,6 @@ void kbench_products(struct kbench *b);  /* kernels_products.c */
 void kbench_attention(struct kbench *b); /* kernels_attention.c */
 void kbench_rows(struct kbench *b);      /* kernels_rows.c */
 void kbench_drawing(struct kbench *b);   /* kernels_drawing.c */
+void kbench_scores(struct kbench *b);    /* kernels_scores.c */
 
 #endif
