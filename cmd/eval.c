@@ -305,6 +305,7 @@ static int measure(const struct flags *f, struct work *p, struct err *e) {
     FILE *answers = NULL;
     if (f->answers && !(answers = fopen(f->answers, "w")))
         return err_raise(e, E_IO, "%s: %s", f->answers, strerror(errno));
+    if (answers) setvbuf(answers, NULL, _IOLBF, 0); /* to be looked at on the way */
     p->find.answers = p->task.answers = answers;
     if (p->find.n > 0)
         rc = eval_find(p->bed, &p->columns, &p->texts, &p->find, &first, p->found, &r->n_found, e);

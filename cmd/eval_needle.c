@@ -113,10 +113,10 @@ static void say_fact(char *out, size_t n, int wording, const struct material *m,
         snprintf(out, n, "The password for the %s is %s.", key, value);
         break;
     case PLACE:
-        snprintf(out, n, "%s has left the %s in the %s.", key, m->thing[i], value);
+        snprintf(out, n, "The %s of %s is in the %s.", m->thing[i], key, value);
         break;
     case FRUIT:
-        snprintf(out, n, "The fruit that %s likes best is the %s.", key, value);
+        snprintf(out, n, "The favourite fruit of %s is the %s.", key, value);
         break;
     default:
         snprintf(out, n, "The last train to %s leaves at %s.", key, value);
@@ -133,10 +133,10 @@ static void ask(char *out, size_t n, int wording, const struct material *m, int 
         snprintf(out, n, "What is the password for the %s?", key);
         break;
     case PLACE:
-        snprintf(out, n, "Where has %s left the %s?", key, m->thing[i]);
+        snprintf(out, n, "Where is the %s of %s?", m->thing[i], key);
         break;
     case FRUIT:
-        snprintf(out, n, "Which fruit does %s like best?", key);
+        snprintf(out, n, "What is the favourite fruit of %s?", key);
         break;
     default:
         snprintf(out, n, "When does the last train to %s leave?", key);

@@ -38,7 +38,9 @@ struct eval_paired eval_pair(const double *score, const double *dense, size_t n,
         squares += (score[i] - p.mean) * (score[i] - p.mean);
         diff_squares += (score[i] - dense[i] - p.diff) * (score[i] - dense[i] - p.diff);
     }
-    double freedom = n > 1 ? (double)(n - 1) : 1, half = Z95 * sqrt(squares / freedom / (double)n);
+    /* One value tells nothing of its spread: NaN, whose printing says so. */
+    double freedom = n > 1 ? (double)(n - 1) : NAN;
+    double half = Z95 * sqrt(squares / freedom / (double)n);
     p.se = sqrt(diff_squares / freedom / (double)n);
     p.lo = p.mean - half;
     p.hi = p.mean + half;

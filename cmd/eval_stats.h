@@ -19,7 +19,8 @@ struct eval_paired {
     int n_better, n_worse;   /* pairs that differ, by direction */
 };
 
-/* score[n] and dense[n]; binary: all of them 0 or 1. */
+/* score[n] and dense[n]; binary: all of them 0 or 1. Of a single pair the standard error, and the
+ * intervals that come from it, are NaN. */
 struct eval_paired eval_pair(const double *score, const double *dense, size_t n, bool binary);
 
 /* Share of words that answer and reference have in common, as question answering sets count it

@@ -156,6 +156,8 @@ static void write_content(const char *text, size_t n, const struct eval_needle *
     bool done[EVAL_NEEDLE_FACTS] = {0};
     size_t from = 0;
     strbuf_clear(out);
+    /* Small models go on with a text that they were not told the end of. */
+    strbuf_append_str(out, "Read this text. A question about it follows.\n\n---\n");
     for (int k = 0; k < needle->n_facts; k++) {
         int next = -1;
         for (int i = 0; i < needle->n_facts; i++)
@@ -171,11 +173,13 @@ static void write_content(const char *text, size_t n, const struct eval_needle *
         from = at;
     }
     strbuf_append(out, text + from, n - from);
-    strbuf_append_str(out, "\n\n");
+    strbuf_append_str(out, "\n\n---\nThe text ends here. ");
     if (needle->kind == EVAL_NEEDLE_LATE)
-        strbuf_append_str(out, "Go on with this text in the same manner. I will ask you a question "
-                               "about it later.");
-    else strbuf_append_str(out, needle->question);
+        strbuf_append_str(out,
+                          "Go on with it in the same manner. A question about it comes later.");
+    else
+        strbuf_printf(out, "Use it to answer the question in one short sentence.\nQuestion: %s",
+                      needle->question);
 }
 
 int eval_prompt_needle(const struct eval_speech *s, const struct eval_text *v, int first,

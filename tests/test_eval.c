@@ -85,6 +85,10 @@ static void test_eval_pairs(void) {
     assert_near(p.mean, 2, 1e-12);
     assert_near(p.hi - p.mean, 1.959964 / sqrt(3), 1e-6);
     assert_int_equal(eval_pair(NULL, NULL, 0, true).n, 0);
+    p = eval_pair(x, zero, 1, false);
+    assert_true(p.mean == 1 && isnan(p.se) && isnan(p.diff_lo) && isnan(p.hi));
+    p = eval_pair(d, d, 1, true); /* of shares the intervals hold all the same */
+    assert_true(isnan(p.se) && p.hi > .7 && p.diff_hi > .5);
 }
 
 static void test_eval_answer_scores(void) {
