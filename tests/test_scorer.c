@@ -18,6 +18,7 @@
 #include "base/rng.h"
 #include "base/strbuf.h"
 #include "model/config.h"
+#include "tests/fail_alloc.h"
 #include "tests/harness.h"
 #include "tests/score_bed.h"
 
@@ -368,6 +369,43 @@ static void test_scorer_paths(void) {
     leave();
 }
 
+/* The n-th allocation of reading, loading and writing fails, for every n: E_NOMEM, nothing left. */
+static void test_scorer_no_memory(void) {
+    struct target_scorer_file shape = shape_of(KERN_SCORE_LATE), *f = filled(&shape), *back;
+    struct file good = bytes_of(f);
+    struct kern_options o = {.n_threads = 1};
+    struct kern *k;
+    struct target_scorer *s;
+    struct err e = {0};
+    assert_ok(kern_cpu_open(&k, &o, &e), e);
+    const long live = fail_alloc_live();
+    for (int what = 0; what < 3; what++) {
+        int rc = E_NOMEM;
+        long n = 0;
+        while (rc) {
+            back = NULL, s = NULL;
+            fail_alloc_at(++n);
+            if (what == 0) rc = target_scorer_read_bytes(&back, good.data, good.bytes, &e);
+            else if (what == 1) rc = target_scorer_load(&s, f, k, &e);
+            else rc = target_scorer_write(path_of("x"), f, &e);
+            const long failed = fail_alloc_n_failed();
+            fail_alloc_at(0);
+            if (rc) assert_true(rc == E_NOMEM && failed && !back && !s);
+            else assert_int_equal(failed, 0);
+            target_scorer_free(back);
+            target_scorer_close(s);
+            assert_int_equal(fail_alloc_live(), live);
+        }
+        assert_true(n > 1);
+    }
+    assert_int_equal(n_entries(), 1);
+    unlink(path_of("x"));
+    k->ops->close(k);
+    file_close(&good);
+    target_scorer_free(f);
+    leave();
+}
+
 /* Scores of the loaded scorer are those of the file's arrays, to the bit. */
 static void test_scorer_load(void) {
     struct kern_options o = {.n_threads = 1};
@@ -419,6 +457,7 @@ const struct test tests[] = {
     {"scorer_cut_and_changed", TEST_QUICK, 60000, test_scorer_cut_and_changed},
     {"scorer_check", TEST_QUICK, 20000, test_scorer_check},
     {"scorer_paths", TEST_QUICK, 20000, test_scorer_paths},
+    {"scorer_no_memory", TEST_QUICK, 20000, test_scorer_no_memory},
     {"scorer_load", TEST_QUICK, 20000, test_scorer_load},
     {0},
 };
