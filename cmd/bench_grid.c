@@ -188,6 +188,7 @@ static void keep(struct run *r, int cell, int turn, int prompt, const struct eng
     out->n_plain_rounds += p->speculation.n_plain_rounds;
     out->n_drafted += p->speculation.n_drafted;
     out->n_accepted += p->speculation.n_accepted;
+    out->select_share += (double)p->sparsity.select_ns / 1e6; /* ms, until finish_cell */
     out->shallow_bytes += p->sparsity.kv_shallow_bytes;
     out->deep_bytes += p->sparsity.kv_deep_bytes;
     out->dense_bytes += p->sparsity.kv_dense_bytes;
@@ -302,6 +303,10 @@ static void finish_cell(const struct run *r, int cell) {
     out->itl_p50_ms = at_share(r->gap[cell], r->n_gaps[cell], 0.5);
     out->itl_p99_ms = at_share(r->gap[cell], r->n_gaps[cell], 0.99);
     out->gain = gain(r, cell, NULL, &out->gain_low, &out->gain_high);
+    double decoding = 0;
+    for (int t = first_turn(r); t < r->n_turns; t++)
+        for (int i = 0; i < r->out->n_prompts; i++) decoding += answer_of(r, cell, t, i)->decode_ms;
+    out->select_share = decoding > 0 ? out->select_share / decoding : 0;
     double alike = 0, tokens = 0;
     for (int i = 0; i < r->out->n_prompts; i++) {
         size_t at = (size_t)i * (size_t)r->o->n_tokens;

@@ -58,6 +58,7 @@ struct grid_cell {
     struct engine_answer_kv kv; /* the kernels' counters beside the lists */
     /* What requests are told: K and V of listed positions, and had the lists held everything. */
     uint64_t shallow_bytes, deep_bytes, dense_bytes;
+    double select_share;   /* of decoding's time, spent in selections */
     int n_blocks, n_kept;  /* of the prompt read last; equal: nothing was left out */
     int n_left_out;        /* prompts of which something was, in a turn */
     size_t kv_held;        /* bytes of the pages in use while all sequences ran */

@@ -113,9 +113,9 @@ static void print_proof(const struct grid_point *p) {
         printf("  %d of %d prompts lost no block: too short for these settings, and read densely\n",
                p->n_prompts - r->n_left_out, p->n_prompts);
     printf("  text: with speculation %s; sparse answers follow the dense ones for %.0f %% of their "
-           "tokens\n",
+           "tokens; selecting took %.2f %% of decoding's time\n",
            p->same_text ? "the same as without, dense and sparse" : "NOT THE SAME as without",
-           100 * r->like_dense);
+           100 * r->like_dense, 100 * r->select_share);
 }
 
 void bench__grid_point(const struct grid_point *p, const struct bench_grid_options *o) {
@@ -181,9 +181,9 @@ static void json_cell(struct strbuf *b, const struct grid_cell *c, int cell) {
     strbuf_printf(b,
                   "\"blocks\": %d, \"kept_blocks\": %d, \"prompts_read_sparsely\": %d, "
                   "\"kv_held_bytes\": %zu, \"resident_bytes\": %zu, \"same_text\": %s, "
-                  "\"like_dense\": %.4f}",
+                  "\"like_dense\": %.4f, \"selection_share\": %.4g}",
                   c->n_blocks, c->n_kept, c->n_left_out, c->kv_held, c->resident_bytes,
-                  boolean(c->same_text), c->like_dense);
+                  boolean(c->same_text), c->like_dense, c->select_share);
 }
 
 static void json_point(struct strbuf *b, const struct grid_point *p) {

@@ -39,7 +39,11 @@ int cmd_name_option(const struct engine_options *o, int rc, struct err *e) {
     if (rc != E_NOT_FOUND && rc != E_IO) return rc;
     bool model = o->model_path && access(o->model_path, R_OK) != 0;
     bool draft = o->draft_path && access(o->draft_path, R_OK) != 0;
-    return model ? err_prefix(e, rc, "--model") : draft ? err_prefix(e, rc, "--draft") : rc;
+    bool scorer = o->scorer_path && access(o->scorer_path, R_OK) != 0;
+    return model    ? err_prefix(e, rc, "--model")
+           : draft  ? err_prefix(e, rc, "--draft")
+           : scorer ? err_prefix(e, rc, "--scorer")
+                    : rc;
 }
 
 int cmd_open_engine(struct engine **out, const struct engine_options *o, struct err *e) {

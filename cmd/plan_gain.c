@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "cmd/text.h"
 #include "model/source.h"
+#include "target/scorer.h"
 
 enum { USUAL_BLOCKS = 32 };
 
@@ -51,12 +52,22 @@ static double weight_line(const struct plan *p) {
 
 /* ---- Settings ---- */
 
-static struct target_settings asked_settings(const struct engine_options *o, bool *asked) {
+/* As a request that says nothing would be read, by the scorer's own curve where there is one. */
+static int find_settings(struct plan_gain *g, const struct engine_options *o, struct err *e) {
     struct target_settings none, s = o->sparse;
+    struct target_scorer_defaults own = {0};
     target_settings_unset(&none);
-    *asked = s.selector != TARGET_UNSET && s.selector != TARGET_OFF;
-    if (!*asked) s.selector = TARGET_OBSERVED;
-    return target_settings_resolve(&none, &s, NULL);
+    if (o->scorer_path) {
+        struct target_scorer_file *f;
+        int rc = target_scorer_read(&f, o->scorer_path, e);
+        if (rc) return rc;
+        own = (struct target_scorer_defaults){.smoothing = f->smoothing, .curve = f->curve};
+        target_scorer_free(f);
+    }
+    g->asked = s.selector != TARGET_UNSET && s.selector != TARGET_OFF;
+    if (!g->asked) s.selector = TARGET_OBSERVED;
+    g->settings = target_settings_resolve(&none, &s, o->scorer_path ? &own : NULL);
+    return 0;
 }
 
 /* Blocks of n tokens that deep layers go on reading, reserve included. */
@@ -103,13 +114,13 @@ int plan_gain(struct plan_gain *g, const struct engine_options *o, const struct 
               const struct plan_gain_options *how, struct err *e) {
     struct model_source *s = NULL;
     memset(g, 0, sizeof *g);
-    int rc = open_source(&s, o, e);
+    int rc = find_settings(g, o, e);
+    if (!rc) rc = open_source(&s, o, e);
     if (rc) return rc;
     const struct model_config *c = model_source_config(s);
     const struct kvpool_page_shape *shallow = &p->pool.shape[KVPOOL_SHALLOW];
     const struct kvpool_page_shape *deep = &p->pool.shape[KVPOOL_DEEP];
     const struct kvpool_page_shape *any = deep->n_layers ? deep : shallow;
-    g->settings = asked_settings(o, &g->asked);
     g->n_blocks = target_n_blocks(p->context);
     g->n_kept = n_read_blocks(&g->settings, p->context);
     g->in = (struct target_gain_input){

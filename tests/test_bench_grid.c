@@ -106,6 +106,7 @@ static void check_cell(const json_t *c, int i, int n_blocks, int n_kept, int bat
     bool loses = grid_reads_sparsely(i) && n_kept < n_blocks;
     assert_int_equal(whole(c, "kept_blocks"), loses ? n_kept : whole(c, "blocks"));
     assert_int_equal(whole(c, "prompts_read_sparsely") > 0, loses);
+    assert_int_equal(real(c, "selection_share") > 0, loses);
     assert_true(whole(c, "accepted") <= whole(c, "drafted"));
     if (!grid_speculates(i)) assert_int_equal(whole(c, "drafted") + whole(c, "rounds"), 0);
     /* Alone, a pass without draft tokens gives one token. */
