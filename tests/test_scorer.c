@@ -287,8 +287,9 @@ static void test_scorer_cut_and_changed(void) {
                 assert_true(e.message[0] && !back);
                 refused++;
             } else {
-                struct file again = bytes_of(back); /* its ranges hold */
-                file_close(&again);
+                struct target_scorer_file *again; /* its ranges hold */
+                assert_ok(target_scorer_make(&again, back, &e), e);
+                target_scorer_free(again);
                 target_scorer_free(back);
             }
             free(other);
