@@ -90,7 +90,8 @@ int bench_grid(struct engine *g, const struct bench_grid_options *o, struct err 
 
 /* ---- What the files share ---- */
 
-const char *bench__grid_cell_name(int cell);                         /* "off / dense" */
+const char *bench__grid_cell_name(int cell); /* "off / dense" */
+extern const char bench__grid_dummy[];       /* what random weights cannot tell */
 const char *bench__grid_prefill(const struct bench_grid_options *o); /* in words */
 void bench__grid_head(const struct engine *g, const struct bench_grid_options *o);
 void bench__grid_point(const struct grid_point *p, const struct bench_grid_options *o);

@@ -125,6 +125,23 @@ static void plot_waiting(struct strbuf *b, const struct grid_point *p) {
     bars(b, "Time to first token, prompts computed whole", v, GRID_CELLS);
 }
 
+/* The cells' names where their lines end, none over another. */
+static void label_ends(struct strbuf *b, double x, const double y_end[GRID_CELLS]) {
+    enum { HEIGHT = 15 };
+    double floor_y = -1e9;
+    bool done[GRID_CELLS] = {false};
+    for (int i = 0; i < GRID_CELLS; i++) {
+        int top = -1;
+        for (int c = 0; c < GRID_CELLS; c++)
+            if (!done[c] && (top < 0 || y_end[c] < y_end[top])) top = c;
+        double y = fmax(y_end[top], floor_y);
+        done[top] = true;
+        floor_y = y + HEIGHT;
+        strbuf_printf(b, "<text x=\"%.1f\" y=\"%.1f\" style=\"fill:var(--c%d)\">%s</text>\n", x,
+                      y + 4, top, bench__grid_cell_name(top));
+    }
+}
+
 /* Time per token by prompt length, a line a cell, of the points of one batch size; both axes
  * logarithmic. */
 static void plot_depths(struct strbuf *b, const struct grid_point *p, int n, int batch) {
@@ -162,18 +179,18 @@ static void plot_depths(struct strbuf *b, const struct grid_point *p, int n, int
                           "<text class=\"soft\" x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%d"
                           "</text>\n",
                           X(p[i].depth), TOP + HEIGHT + 20, p[i].depth);
+    double x_end = 0, y_end[GRID_CELLS];
     for (int c = 0; c < GRID_CELLS; c++) {
-        double last_x = 0, last_y = 0;
         strbuf_printf(
             b, "<polyline fill=\"none\" stroke=\"var(--c%d)\" stroke-width=\"2\" points=\"", c);
         for (int i = 0; i < n; i++) {
             if (p[i].batch != batch) continue;
-            last_x = X(p[i].depth), last_y = Y(p[i].cell[c].tpot_ms);
-            strbuf_printf(b, "%.1f,%.1f ", last_x, last_y);
+            x_end = X(p[i].depth), y_end[c] = Y(p[i].cell[c].tpot_ms);
+            strbuf_printf(b, "%.1f,%.1f ", x_end, y_end[c]);
         }
-        strbuf_printf(b, "\"/><text x=\"%.1f\" y=\"%.1f\" style=\"fill:var(--c%d)\">%s</text>\n",
-                      last_x + 6, last_y + 4, c, bench__grid_cell_name(c));
+        strbuf_append_str(b, "\"/>\n");
     }
+    label_ends(b, x_end + 6, y_end);
 #undef X
 #undef Y
     strbuf_append_str(b, "</svg></figure>\n");
@@ -274,6 +291,7 @@ void bench__grid_html(struct strbuf *b, const struct engine *g, const struct ben
                   "token is of prompts computed whole: %s. KV read is what the "
                   "target's attention kernels counted in passes of answers alone.</p>\n",
                   o->n_repeats, bench__grid_prefill(o));
+    if (engine_is_dummy(g)) strbuf_printf(b, "<p class=\"bad\">%s</p>\n", bench__grid_dummy);
     for (int j = 0; j < o->n_batches; j++) plot_depths(b, p, n, o->batches[j]);
     for (int i = 0; i < n; i++) point(b, &p[i], o);
     strbuf_append_str(b, "</body></html>\n");

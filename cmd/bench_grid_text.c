@@ -23,6 +23,9 @@ void bench__grid_settings(struct strbuf *b, const struct engine *g,
     strbuf_printf(b, " from layer %d of %d on", n_shallow, c->n_layers);
 }
 
+const char bench__grid_dummy[] =
+    "Random weights: what is accepted, and with it speculation's gain, says nothing of a model.";
+
 const char *bench__grid_prefill(const struct bench_grid_options *o) {
     return o->prefill == GRID_PREFILL_TURN ? "every turn computes its prompts"
            : o->prefill == GRID_PREFILL_ONCE
@@ -58,6 +61,7 @@ void bench__grid_head(const struct engine *g, const struct bench_grid_options *o
                   o->n_repeats);
     strbuf_append_str(&b, bench__grid_prefill(o));
     strbuf_append_str(&b, ". \"first\": time per token of the first turn.\n");
+    if (engine_is_dummy(g)) strbuf_printf(&b, "%s\n", bench__grid_dummy);
     strbuf_append_str(&b, "ITL: between two commits, of a round's tokens at once. KV read: by the "
                           "target in answers' own passes, as the kernels count, a token.\n");
     fwrite(b.data, 1, b.n, stdout);
@@ -219,7 +223,7 @@ void bench__grid_json(struct strbuf *b, const struct engine *g, const struct ben
     bench__grid_settings(&s, g, o);
     strbuf_append_str(b, "{\"model\": ");
     strbuf_append_json(b, engine_model_name(g), strlen(engine_model_name(g)));
-    strbuf_append_str(b, ", \"draft\": ");
+    strbuf_printf(b, ", \"random_weights\": %s, \"draft\": ", boolean(engine_is_dummy(g)));
     if (d) strbuf_append_json(b, d->name, strlen(d->name));
     else strbuf_append_str(b, "null");
     strbuf_append_str(b, ", \"sparse\": ");
