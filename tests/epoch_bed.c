@@ -1,0 +1,275 @@
+#include "tests/epoch_bed.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "model/source.h"
+
+const struct tiny_options *epoch_target(void) {
+    static struct tiny_options t;
+    tiny_model_default(&t);
+    t.n_layers = N_LAYERS;
+    return &t;
+}
+
+void epoch_options(struct engine_options *o) {
+    tiny_engine_options(o);
+    o->select_layer = SELECT_LAYER;
+    o->kv_memory_bytes = (size_t)400 * TINY_BLOCK_BYTES;
+    o->max_rows = 192;
+    o->sparse.selector = TARGET_MEAN; /* so that states are kept */
+}
+
+struct target_settings epoch_settings(int selector, int keep_blocks, int reselect) {
+    struct target_settings s;
+    target_settings_unset(&s);
+    s.selector = selector;
+    s.keep_blocks = keep_blocks;
+    s.window_blocks = 1;
+    s.reserve = 0.1;
+    s.reselect = reselect;
+    s.surprise = 0.05; /* the tiny model is rarely surprised */
+    return s;
+}
+
+/* ---- What a request left ---- */
+
+static struct epoch_record *record_of(void *arg, const struct engine_request *r) {
+    struct engine_progress p;
+    engine_poll(r, &p);
+    if (p.seed < FIRST_SEED || p.seed >= FIRST_SEED + MOST_REQUESTS) return NULL; /* company */
+    return (struct epoch_record *)arg + (p.seed - FIRST_SEED);
+}
+
+static void keep_row(void *arg, const struct engine_request *request, int position,
+                     const float *logits, int n) {
+    struct epoch_record *r = record_of(arg, request);
+    if (!r || position < r->n_prompt - 1 || position >= r->n_prompt - 1 + MOST_OUT) return;
+    r->row[position - r->n_prompt + 1] = XXH3_64bits(logits, (size_t)n * sizeof *logits);
+}
+
+static void keep_list(void *arg, const struct engine_request *request,
+                      const struct engine_kv_view *v, const int32_t *kept, int n_kept,
+                      int n_blocks) {
+    struct epoch_record *r = record_of(arg, request);
+    (void)v;
+    if (!r) return;
+    assert_true(n_blocks == (r->n_prompt + 63) / 64 && r->n_lists < MOST_LISTS);
+    struct epoch_list *l = &r->list[r->n_lists++];
+    l->n = n_kept;
+    memcpy(l->kept, kept, (size_t)n_kept * sizeof *kept);
+}
+
+struct engine *epoch_open(const struct engine_options *o, struct epoch_record *records) {
+    struct engine *g = tiny_engine_open(o, epoch_target());
+    engine_trace_logits(g, keep_row, records);
+    engine_trace_selection(g, keep_list, records);
+    return g;
+}
+
+void epoch_request(int i, int n_prompt, int n_out, struct epoch_record *r,
+                   struct engine_submit_options *s) {
+    memset(r, 0, sizeof *r);
+    r->n_prompt = n_prompt;
+    tiny_prompt(60 + (uint64_t)i, r->prompt, n_prompt);
+    tiny_submit_options(s, r->prompt, n_prompt);
+    s->params.seed = FIRST_SEED + (uint64_t)i;
+    s->params.max_tokens = n_out;
+    s->params.logprobs = 0;
+    s->params.ignore_eos = true;
+}
+
+void epoch_end(struct epoch_record *r, const struct engine_progress *p) {
+    if (p->finish == ENGINE_FAILED) fail_msg("seed %d: %s", (int)p->seed, p->error);
+    r->n_out = p->n_tokens;
+    r->n_cached = p->n_cached_prompt;
+    r->sparsity = p->sparsity;
+    memcpy(r->out, p->tokens, (size_t)p->n_tokens * sizeof *r->out);
+    for (int i = 0; i < p->n_tokens; i++) r->logprob[i] = p->logprobs[i].logprob;
+    assert_int_equal(r->n_lists, p->sparsity.n_selections);
+    if (r->n_lists == 0) return;
+    assert_int_equal(r->list[0].n, p->sparsity.n_kept_first);
+    assert_int_equal(r->list[r->n_lists - 1].n, p->sparsity.n_kept);
+}
+
+void epoch_run(struct engine *g, const struct engine_submit_options *s, struct epoch_record *r) {
+    struct engine_request *request = tiny_submit(g, s);
+    struct engine_progress p = tiny_wait(request);
+    epoch_end(r, &p);
+    engine_release(g, request);
+}
+
+static void assert_lists(const struct epoch_record *got, const struct epoch_record *want,
+                         const char *what) {
+    int n = got->n_lists < want->n_lists ? got->n_lists : want->n_lists;
+    for (int i = 0; i < n; i++)
+        if (got->list[i].n != want->list[i].n ||
+            memcmp(got->list[i].kept, want->list[i].kept,
+                   (size_t)want->list[i].n * sizeof want->list[i].kept[0]) != 0)
+            fail_msg("%s: list %d of %d differs (%d and %d blocks)", what, i, want->n_lists,
+                     got->list[i].n, want->list[i].n);
+    assert_int_equal(got->n_lists, want->n_lists);
+}
+
+void epoch_assert_same(const struct epoch_record *got, const struct epoch_record *want,
+                       const char *what) {
+    for (int i = 0; i < want->n_out; i++)
+        if (got->out[i] != want->out[i] || got->row[i] != want->row[i])
+            fail_msg("%s, prompt of %d: token %d is %d, want %d; logits %s", what, want->n_prompt,
+                     i, got->out[i], want->out[i],
+                     got->row[i] == want->row[i] ? "agree" : "differ");
+    assert_int_equal(got->n_out, want->n_out);
+    assert_lists(got, want, what);
+}
+
+/* ---- The naive loop ---- */
+
+static const struct kern_scorer mean = {
+    .kind = KERN_SCORE_MEAN, .cols = 64, .n_queries = 32, .normed = true};
+
+void epoch_loop_open(struct epoch_loop *l, struct target_scorer **loaded,
+                     const struct target_scorer_file *file) {
+    struct tiny_options t = *epoch_target();
+    struct err e = {0};
+    struct kern_options ko = {.n_threads = 1};
+    struct model_caps caps = {
+        .max_rows = 1, .max_seqs = 1, .max_blocks = MOST_BLOCKS, .max_logits = 1};
+    struct model_source *src;
+    const char *path = tiny_model_file(&t);
+    memset(l, 0, sizeof *l);
+    assert_ok(kern_cpu_open(&l->k, &ko, &e), e);
+    assert_ok(model_source_open(&src, path, &e), e);
+    unlink(path);
+    assert_ok(model_open(&l->m, src, NULL, l->k, &caps, NULL, NULL, &e), e);
+    model_source_close(src);
+    l->page_bytes = PAGE_BYTES + 2048;
+    l->plane_at = PAGE_BYTES;
+    assert_ok(l->k->ops->reserve(l->k, l->page_bytes * 2 * MOST_BLOCKS, &l->arena, &e), e);
+    l->ring = calloc(32 * 64, sizeof *l->ring);
+    size_t scratch = l->k->ops->score_scratch_bytes(l->k, &mean, MOST_BLOCKS);
+    if (file) {
+        assert_ok(target_scorer_load(loaded, file, l->k, &e), e);
+        l->scorer = target_scorer_kern(*loaded);
+        scratch += l->k->ops->score_scratch_bytes(l->k, l->scorer, MOST_BLOCKS);
+    }
+    assert_ok(l->k->ops->reserve(l->k, scratch, &l->scratch, &e), e);
+    assert_non_null(l->ring);
+}
+
+static void loop_begin(struct epoch_loop *l) {
+    memset(l->mass, 0, sizeof l->mass);
+    l->n = 0;
+    for (int i = 0; i < MOST_BLOCKS; i++) {
+        l->all[i] = i;
+        for (int g = 0; g < 2; g++)
+            l->page[g][i] =
+                (int32_t)((size_t)((i * 7 % MOST_BLOCKS) * 2 + g) * l->page_bytes / KVPOOL_ALIGN);
+    }
+}
+
+void epoch_loop_close(struct epoch_loop *l) {
+    free(l->ring);
+    l->k->ops->unreserve(l->k, l->scratch);
+    l->k->ops->unreserve(l->k, l->arena);
+    model_close(l->m);
+    l->k->ops->close(l->k);
+}
+
+/* Append one token; generated rows of deep layers read kept[0..n_kept) of the prompt's blocks. */
+static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt,
+                     const struct epoch_list *list) {
+    struct err e = {0};
+    int32_t zero = 0, one = 1, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
+    int32_t block[MOST_BLOCKS], page[MOST_BLOCKS];
+    bool generated = l->n >= n_prompt;
+    bool mark = !generated && at >= n_prompt - 32;
+    memcpy(block, l->all, sizeof block);
+    if (generated && list) {
+        int first = (n_prompt + 63) / 64;
+        n_deep = list->n;
+        memcpy(block, list->kept, (size_t)list->n * sizeof *block);
+        for (int i = first; i < n_all; i++) block[n_deep++] = i;
+    }
+    for (int i = 0; i < n_deep; i++) page[i] = l->page[1][block[i]];
+    struct model_pass pass = {
+        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated},
+                  .token = &token,
+                  .position = &at,
+                  .row_seq = &zero,
+                  .n_seqs = 1,
+                  .seq_row = &zero,
+                  .seq_n_rows = &one},
+        .n_groups = 2,
+        .group = {{.first_layer = 0,
+                   .n_layers = SELECT_LAYER,
+                   .arena = l->arena,
+                   .kv_dtype = KERN_F16,
+                   .slot_page = &l->page[0][at / 64],
+                   .lists = {l->page[0], l->all, &n_all, MOST_BLOCKS, 1, 0}},
+                  {.first_layer = SELECT_LAYER,
+                   .n_layers = N_LAYERS - SELECT_LAYER,
+                   .arena = l->arena,
+                   .kv_dtype = KERN_F16,
+                   .slot_page = &l->page[1][at / 64],
+                   .lists = {page, block, &n_deep, MOST_BLOCKS, 1, 0},
+                   .taps = {.mass = mark ? l->mass : NULL, .mass_line = mark ? &zero : NULL}}},
+        .n_logits = 1,
+        .logit_row = &zero,
+        .logits = l->logits,
+        .logits_stride = TINY_VOCAB,
+        .n_taps = 1,
+        .tap = {{SELECT_LAYER, l->state}},
+    };
+    assert_ok(model_forward(l->m, &pass, &e), e);
+    struct kern_note note = {.n_rows = 1, .position = at};
+    struct kern_plane plane = {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true};
+    assert_int_equal(
+        l->k->ops->note_states(l->k, 1, &note, l->state, &plane, l->page[0], MOST_BLOCKS, l->ring),
+        0);
+    l->n++;
+}
+
+static void loop_select(struct epoch_loop *l, const struct target_settings *s, int n_prompt,
+                        uint64_t seed, int epoch, bool wide, struct epoch_list *out) {
+    struct kern_score_view v = {
+        {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true}, l->page[0], l->ring, l->n};
+    int selector = epoch > 0 ? s->reselector : s->selector;
+    const struct kern_scorer *scorer = selector == TARGET_SCORER ? l->scorer : &mean;
+    assert_int_equal(l->k->ops->score(l->k, scorer, &v, l->scratch, l->score), 0);
+    struct target_view view = {.n_tokens = n_prompt,
+                               .seed = seed,
+                               .epoch = epoch,
+                               .mass = l->mass,
+                               .score = l->score,
+                               .wide = wide};
+    out->n = target_select(s, &view, l->work, out->kept);
+}
+
+void epoch_naive(struct epoch_loop *l, const struct target_settings *asked,
+                 const struct target_scorer_defaults *file, uint64_t seed,
+                 const struct epoch_record *got, struct epoch_record *want) {
+    struct target_settings none, s;
+    struct target_epoch epoch = {0};
+    bool wide = false;
+    target_settings_unset(&none);
+    s = target_settings_resolve(&none, asked, file);
+    *want = *got;
+    want->n_lists = 0;
+    loop_begin(l);
+    for (int i = 0; i < got->n_prompt; i++) loop_row(l, got->prompt[i], got->n_prompt, NULL);
+    want->row[0] = XXH3_64bits(l->logits, sizeof l->logits);
+    loop_select(l, &s, got->n_prompt, seed, want->n_lists++, wide, &want->list[0]);
+    for (int i = 1; i < got->n_out; i++) {
+        loop_row(l, got->out[i - 1], got->n_prompt, &want->list[want->n_lists - 1]);
+        want->row[i] = XXH3_64bits(l->logits, sizeof l->logits);
+        if (i == got->n_out - 1 || !target_epoch_token(&epoch, &s, -got->logprob[i], &wide))
+            continue;
+        loop_select(l, &s, got->n_prompt, seed, want->n_lists, wide, &want->list[want->n_lists]);
+        want->n_lists++;
+        epoch = (struct target_epoch){.wide = wide};
+    }
+}
