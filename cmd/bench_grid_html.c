@@ -145,7 +145,7 @@ static void label_ends(struct strbuf *b, double x, const double y_end[GRID_CELLS
 /* Time per token by prompt length, a line a cell, of the points of one batch size; both axes
  * logarithmic. */
 static void plot_depths(struct strbuf *b, const struct grid_point *p, int n, int batch) {
-    enum { LEFT = 60, TOP = 16, WIDTH = 640, HEIGHT = 280 };
+    enum { LEFT = 72, TOP = 16, WIDTH = 640, HEIGHT = 280 };
     double x0 = 1e300, x1 = 0, y0 = 1e300, y1 = 0;
     int n_here = 0;
     for (int i = 0; i < n; i++) {
