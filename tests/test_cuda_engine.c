@@ -165,7 +165,8 @@ static void test_cuda_engine_answer(void) {
 /* ---- Tiny pairs ---- */
 
 /* Heads of 64: the kernels have none of 16. */
-static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, bool sparse,
+enum { DENSE = -1 }; /* else sparse, and `reselect` of that */
+static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int reselect,
                        const int *lengths, int n_lengths) {
     struct tiny_options t;
     struct tiny_draft d;
@@ -188,8 +189,10 @@ static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, bool spa
     b.o.device = "cuda";
     b.gumbel = gumbel;
     b.n_alone = 12;
-    if (sparse) {
+    if (reselect != DENSE) {
         bed_sparse(&b);
+        b.o.sparse.reselect = reselect;
+        b.o.sparse.surprise = 0.02;
         b.o.kv_memory_bytes *= 2;
         b.n_requests = 24;
     }
@@ -201,26 +204,32 @@ static const int some_lengths[] = {1, 4, 7, VERIFY_DRAFT_AUTO};
 enum { N_SOME = sizeof some_lengths / sizeof *some_lengths };
 
 static void test_cuda_engine_tiny_f32(void) {
-    check_tiny(KERN_F32, false, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_F32, false, false, DENSE, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_f16(void) {
-    check_tiny(KERN_F16, false, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_F16, false, false, DENSE, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_q8_0(void) {
-    check_tiny(KERN_Q8_0, false, false, false, bed_all_lengths, BED_N_LENGTHS);
+    check_tiny(KERN_Q8_0, false, false, DENSE, bed_all_lengths, BED_N_LENGTHS);
 }
 static void test_cuda_engine_tiny_q4_1(void) {
-    check_tiny(KERN_Q4_1, false, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_Q4_1, false, false, DENSE, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_gumbel(void) {
-    check_tiny(KERN_Q8_0, true, false, false, some_lengths, N_SOME);
+    check_tiny(KERN_Q8_0, true, false, DENSE, some_lengths, N_SOME);
 }
 static void test_cuda_engine_tiny_reduced_head(void) {
-    check_tiny(KERN_Q8_0, false, true, false, some_lengths, N_SOME);
+    check_tiny(KERN_Q8_0, false, true, DENSE, some_lengths, N_SOME);
 }
 
 static void test_cuda_engine_tiny_sparse(void) {
-    check_tiny(KERN_Q8_0, false, false, true, some_lengths, N_SOME);
+    check_tiny(KERN_Q8_0, false, false, TARGET_RESELECT_OFF, some_lengths, N_SOME);
+}
+
+/* States, scores and lists inside answers: rounds that end at points, and that are cut at them. */
+static void test_cuda_engine_tiny_epochs(void) {
+    check_tiny(KERN_Q8_0, false, false, 7, some_lengths, N_SOME);
+    check_tiny(KERN_Q8_0, true, false, TARGET_RESELECT_SURPRISE, some_lengths, N_SOME);
 }
 
 /* ---- The default pair ---- */
@@ -260,6 +269,7 @@ const struct test tests[] = {
     {"cuda_engine_tiny_q8_0", TEST_GPU, 240000, test_cuda_engine_tiny_q8_0},
     {"cuda_engine_tiny_q4_1", TEST_GPU, 180000, test_cuda_engine_tiny_q4_1},
     {"cuda_engine_tiny_sparse", TEST_GPU, 240000, test_cuda_engine_tiny_sparse},
+    {"cuda_engine_tiny_epochs", TEST_GPU, 240000, test_cuda_engine_tiny_epochs},
     {"cuda_engine_tiny_gumbel", TEST_GPU, 180000, test_cuda_engine_tiny_gumbel},
     {"cuda_engine_tiny_reduced_head", TEST_GPU, 180000, test_cuda_engine_tiny_reduced_head},
     {"cuda_engine_pair_few", TEST_GPU, 120000, test_cuda_engine_pair_few},
