@@ -27,9 +27,12 @@ static int write_prompt(struct eval_bed *b, const struct eval_task_line *t, int 
             strbuf_append_str(&s, "\n[...]\n");
             tokenizer_decode(b->tokenizer, context.ids + context.n - keep / 2, keep / 2, false, &s);
         }
-        strbuf_append_str(&s, "\n\n");
-        strbuf_append_str(&s, t->input[0] ? t->input : "Summarise the text above.");
-        strbuf_append_str(&s, "\nAnswer in as few words as possible.");
+        strbuf_append_str(&s, "\n\n---\n\n");
+        if (t->input[0])
+            strbuf_printf(&s,
+                          "According to the text above: %s\nAnswer in as few words as possible.",
+                          t->input);
+        else strbuf_append_str(&s, "Summarise the text above.");
         out->n = 0;
         rc = s.failed ? err_raise(e, E_NOMEM, "no memory for a task")
                       : eval_speech_user(&b->speech, s.data, s.n, out, e);

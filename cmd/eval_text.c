@@ -173,13 +173,11 @@ static void write_content(const char *text, size_t n, const struct eval_needle *
         from = at;
     }
     strbuf_append(out, text + from, n - from);
-    strbuf_append_str(out, "\n\n---\nThe text ends here. ");
     if (needle->kind == EVAL_NEEDLE_LATE)
         strbuf_append_str(out,
-                          "Go on with it in the same manner. A question about it comes later.");
-    else
-        strbuf_printf(out, "Use it to answer the question in one short sentence.\nQuestion: %s",
-                      needle->question);
+                          "\n\n---\n\nGo on with the text above in the same manner. A question "
+                          "about it comes later.");
+    else strbuf_printf(out, "\n\n---\n\nAccording to the text above: %s", needle->question);
 }
 
 int eval_prompt_needle(const struct eval_speech *s, const struct eval_text *v, int first,
