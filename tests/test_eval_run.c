@@ -13,8 +13,10 @@
 #include <jansson.h>
 
 #include "base/log.h"
+#include "base/rng.h"
 #include "cmd/cmd.h"
 #include "cmd/eval_report.h"
+#include "model/source.h"
 #include "tests/tiny_model.h"
 
 /* The command's error, which main.c would print. */
@@ -280,6 +282,80 @@ static void test_eval_run_calibrates(void) {
     remove_folder();
 }
 
+/* ---- A scorer ---- */
+
+/* A late scorer of random weights for the tiny model. */
+static void write_scorer(int layer) {
+    struct target_scorer_file shape = {.kind = KERN_SCORE_LATE,
+                                       .layer = layer,
+                                       .hidden = 64,
+                                       .n_heads = 2,
+                                       .head_dim = 8,
+                                       .n_queries = 32,
+                                       .normed = true,
+                                       .block = 64},
+                              *f;
+    struct tiny_options t;
+    struct model_source *src;
+    struct err e = {0};
+    tiny_model_default(&t);
+    const char *model = tiny_model_file(&t);
+    assert_ok(model_source_open(&src, model, &e), e);
+    shape.fingerprint = model_source_fingerprint(src);
+    model_source_close(src);
+    unlink(model);
+    assert_ok(target_scorer_make(&f, &shape, &e), e);
+    for (uint32_t i = 0; i < 16 * 64; i++) {
+        f->a[i] = rng_uniform(1, 0, RNG_TEST, i) - .5f;
+        f->b[i] = rng_uniform(2, 0, RNG_TEST, i) - .5f;
+    }
+    assert_ok(target_scorer_write(in_folder("in"), f, &e), e);
+    target_scorer_free(f);
+}
+
+/* A file's scorer is a column, once and selecting anew; its curve is fitted and written into it,
+ * and read as what `--keep curve` means from then on. */
+static void test_eval_run_scorer(void) {
+    char words[500];
+    struct err e = {0};
+    make_folder();
+    write_scorer(1);
+    snprintf(words, sizeof words,
+             "--lengths 640,1280 --needles 4 --texts 1 --following 64 --late-tokens 16 --scorer %s "
+             "--selectors scorer,recent --keep-blocks 8,6 --again --calibrate scorer --within 100 "
+             "--within-loss 10 --calibrate-into %s --json %s",
+             in_folder("in"), in_folder("in"), in_folder("a.json"));
+    if (eval(words) != 0) fail_msg("%s", said);
+    char *text = read_all("a.json");
+    json_t *j = json_loads(text, 0, NULL), *found = json_object_get(j, "text");
+    assert_true(value(column(found, "scorer:in 6"), "mass") > 0);
+    assert_true(value(column(found, "scorer:in 6"), "mean") !=
+                value(column(found, "recent 6"), "mean"));
+    assert_non_null(column(json_object_get(j, "needles"), "scorer:in 8 again"));
+    json_decref(j);
+    free(text);
+    struct target_scorer_file *f;
+    assert_ok(target_scorer_read(&f, in_folder("in"), &e), e);
+    assert_int_equal(f->curve.n,
+                     2); /* everything is within: 6 of 10 blocks, then what must not fall */
+    assert_near(f->curve.at[0].keep, .6, 1e-4);
+    assert_near(f->curve.at[1].keep, .6 / (1 + log(2)), 1e-4);
+    target_scorer_free(f);
+    snprintf(words, sizeof words,
+             "--lengths 1280 --needles 1 --texts 0 --kinds single --scorer %s --selectors scorer "
+             "--keep curve --min-blocks 2 --reserve 0 --json %s",
+             in_folder("in"), in_folder("a.json"));
+    if (eval(words) != 0) fail_msg("%s", said);
+    char *tables = read_all("tables");
+    assert_non_null(strstr(tables, " 8/20 ")); /* ceil(.3544 * 20) */
+    free(tables);
+    write_scorer(2);
+    snprintf(words, sizeof words, "--scorer %s", in_folder("in"));
+    assert_int_equal(eval(words), 1);
+    assert_non_null(strstr(said, "a scorer of layer 2, asked for is layer 1"));
+    remove_folder();
+}
+
 /* ---- Calibration by hand ---- */
 
 static void test_eval_curve(void) {
@@ -369,6 +445,7 @@ const struct test tests[] = {
     {"eval_run_bad_input", TEST_QUICK, 60000, test_eval_run_bad_input},
     {"eval_run_tasks", TEST_QUICK, 60000, test_eval_run_tasks},
     {"eval_run_calibrates", TEST_QUICK, 60000, test_eval_run_calibrates},
+    {"eval_run_scorer", TEST_QUICK, 60000, test_eval_run_scorer},
     {"eval_curve", TEST_QUICK, 20000, test_eval_curve},
     {"eval_recall", TEST_QUICK, 20000, test_eval_recall},
     {"eval_task_lines", TEST_QUICK, 20000, test_eval_task_lines},
