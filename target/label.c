@@ -1,4 +1,6 @@
 /* From attention masses to a number a block that a scorer should rank by. */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -74,22 +76,39 @@ void target_label_of(enum target_label l, const struct target_masses *m, int sel
 
 /* ---- Recall ---- */
 
-/* Blocks ranked before block b. */
-static int rank(const float *x, int n, int b) {
-    int before = 0;
-    for (int i = 0; i < n; i++) before += x[i] > x[b] || (x[i] == x[b] && i < b);
-    return before;
+struct ranked {
+    float x;
+    int b;
+};
+
+/* Largest first, equal ones by block; a NaN is last. */
+static int before(const void *a, const void *b) {
+    const struct ranked *x = a, *y = b;
+    if (isnan(x->x) != isnan(y->x)) return isnan(x->x) ? 1 : -1;
+    if (x->x > y->x) return -1;
+    if (x->x < y->x) return 1;
+    return x->b - y->b;
+}
+
+void target_best(const float *x, int n, int n_best, uint8_t *best) {
+    struct ranked at[TARGET_MAX_TRAIN_BLOCKS];
+    ASSERT(n >= 0 && n <= TARGET_MAX_TRAIN_BLOCKS);
+    for (int b = 0; b < n; b++) at[b] = (struct ranked){x[b], b};
+    qsort(at, (size_t)n, sizeof *at, before);
+    for (int i = 0; i < n; i++) best[at[i].b] = i < n_best;
 }
 
 double target_recall(const float *score, const float *label, int n, int n_best, double *mass) {
+    uint8_t chosen[TARGET_MAX_TRAIN_BLOCKS], wanted[TARGET_MAX_TRAIN_BLOCKS];
     int found = 0;
     double held = 0, all = 0;
     if (n_best > n) n_best = n;
+    target_best(score, n, n_best, chosen);
+    target_best(label, n, n_best, wanted);
     for (int b = 0; b < n; b++) {
-        bool chosen = rank(score, n, b) < n_best;
-        found += chosen && rank(label, n, b) < n_best;
+        found += chosen[b] && wanted[b];
         all += (double)label[b];
-        if (chosen) held += (double)label[b];
+        if (chosen[b]) held += (double)label[b];
     }
     if (mass) *mass = all > 0 ? held / all : 1;
     return n_best > 0 ? (double)found / n_best : 1;

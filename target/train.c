@@ -102,12 +102,10 @@ static void add_place(struct target_train *t, struct train_item *it, const struc
     *to = (struct train_place){p->query, p->n_queries, p->first, p->n, label, positive};
     if (!is_useful(p)) return;
     for (int b = 0; b < p->n; b++) sum += (double)p->label[b];
+    target_best(p->label, p->n, best, positive);
     for (int b = 0; b < p->n; b++) {
-        int before = 0;
-        for (int i = 0; i < p->n; i++)
-            before += p->label[i] > p->label[b] || (p->label[i] == p->label[b] && i < b);
         label[b] = (float)((double)p->label[b] / sum);
-        positive[b] = before < best && p->label[b] > 0;
+        positive[b] = positive[b] && p->label[b] > 0;
     }
     *at += (size_t)p->n;
     it->n_places++;

@@ -154,6 +154,10 @@ int target_train_restore(struct target_train *t, const char *path, uint64_t key,
 
 /* ---- Recall ---- */
 
+/* best[n] is 1 at the n_best largest of x[n], 0 elsewhere; equal ones by number, the lower first.
+ * n is at most TARGET_MAX_TRAIN_BLOCKS. */
+void target_best(const float *x, int n, int n_best, uint8_t *best);
+
 /* Of the n_best largest of label[n] (ties: the lower), the share among the n_best largest of
  * score[n]; *mass (NULL) the share of all of the label that those hold. */
 double target_recall(const float *score, const float *label, int n, int n_best, double *mass);

@@ -577,6 +577,13 @@ static void test_train_recall(void) {
     assert_near(target_recall(same, label, 5, 2, &mass), .5, 0); /* ties: blocks 0 and 1 */
     assert_near(mass, .5, 1e-6);
     assert_near(target_recall(other, label, 5, 9, &mass), 1, 0);
+    static const float odd[] = {NAN, 2, -INFINITY, 2, NAN};
+    uint8_t best[5];
+    for (int n = 0; n <= 5; n++) {
+        static const int order[] = {1, 3, 2, 0, 4};
+        target_best(odd, 5, n, best);
+        for (int i = 0; i < 5; i++) assert_int_equal(best[order[i]], i < n);
+    }
 }
 
 const struct test tests[] = {
