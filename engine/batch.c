@@ -12,9 +12,9 @@ static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) 
     return k->ops->accept_scratch_bytes(k, z->caps.max_seqs, z->vocab);
 }
 
-/* Lines of masses that a pass may fill, or scores: each sequence one. */
+/* Lines of masses that a pass may fill: each prompt one, each row of a dense pass one. */
 static size_t mass_lines(const struct engine_sizes *z) {
-    return (size_t)z->caps.max_seqs;
+    return (size_t)z->caps.max_seqs + (size_t)z->caps.max_logits;
 }
 
 /* Bytes of each part, where `s` is not NULL, and every pointer of b. All counts are bounded: rows
@@ -112,8 +112,9 @@ static void fill_sample(struct engine *g, const struct engine_request *r, int lo
     s->position = position;
     s->first_recent = first_recent;
     s->n_recent = n_recent;
-    s->n_logprobs = r->params.logprobs > 0 ? r->params.logprobs : 0;
-    s->want_logprob = r->params.logprobs >= 0 || engine__sparse_wants_logprob(r);
+    bool keeps = r->params.logprobs >= 0 && !engine__is_ahead(r);
+    s->n_logprobs = keeps ? r->params.logprobs : 0;
+    s->want_logprob = keeps || engine__sparse_wants_logprob(r);
     if (position - r->n_prompt < r->params.min_tokens) {
         s->n_banned = g->n_eog;
         memcpy(s->banned, g->eog, (size_t)g->n_eog * sizeof *s->banned);

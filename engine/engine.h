@@ -141,7 +141,8 @@ int engine_submit(struct engine *g, const struct engine_submit_options *o,
                   struct engine_request **out, struct err *e);
 
 /* What speculation did for one request, or for all. Only verified tokens count: a draft token is
- * accepted when it was emitted; what a stop cut off behind it is not. */
+ * accepted when it was emitted; what a stop cut off behind it is not. Of exact answers it tells
+ * what sparse rounds accepted; engine_exact, what dense passes left of that. */
 struct engine_speculation {
     uint64_t n_rounds;                            /* target passes with at least one draft token */
     uint64_t n_plain_rounds;                      /* target passes of one generated row */
@@ -166,18 +167,27 @@ const char *
 engine_no_draft_name(enum engine_no_draft n); /* "", "no draft model", "off", "draft memory short",
                                                   "beyond the draft's context" */
 
+/* What dense passes made of exact answers' provisional tokens. */
+struct engine_exact {
+    uint64_t n_passes;                  /* dense ones */
+    uint64_t n_provisional, n_accepted; /* tokens that they verified; of those, emitted */
+    uint64_t n_tokens; /* emitted by them, their own included: n_tokens / n_passes a pass */
+};
+
 /* What SparDA did for one request, docs/sparsity.md. */
 struct engine_sparsity {
     struct target_settings settings; /* nothing unset; selector off: dense by wish */
     int n_selections, n_wide;        /* of these, made wider by surprise */
-    int n_blocks, n_kept; /* of the prompt at the newest selection, reserve and pinned included;
-                             equal, or 0 selections: all is read */
+    int n_blocks, n_kept; /* of the prompt (an exact answer: of all that is final) at the newest
+                             selection, reserve and pinned included; equal, or 0 selections: all is
+                             read */
     int n_kept_first;     /* at the first one */
     int n_cut; /* tokens that verification allowed behind an epoch's end, drawn anew after it */
     int64_t select_ns; /* time spent in selections; shared ones by requests */
     /* K and V of the positions that its answer's passes had in their lists, once a pass; dense:
      * had the lists held everything. */
     uint64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
+    struct engine_exact exact; /* zero unless settings.exact */
 };
 
 /* A consistent snapshot of a request. Arrays stay valid until release; entries below n_tokens never
@@ -186,7 +196,8 @@ struct engine_progress {
     int n_tokens;                           /* committed so far */
     const int32_t *tokens;                  /* [n_tokens] */
     const struct engine_logprobs *logprobs; /* [n_tokens] or NULL */
-    const uint8_t *drafted;        /* [n_tokens] 1: an accepted draft token, 0: the target's own */
+    const uint8_t *drafted;        /* [n_tokens] 1: an accepted draft token (in an exact answer: an
+                                      accepted provisional one), 0: the target's own */
     enum engine_finish finish;     /* when not RUNNING, n_tokens is final */
     int stop_idx;                  /* which stop string, -1: an end token or none */
     int error_code;                /* E_* with ENGINE_FAILED */
@@ -256,6 +267,7 @@ struct engine_stats {
     uint64_t n_selections, n_blocks_selected, n_blocks_kept; /* blocks: sums over selections */
     uint64_t n_reselections, n_wide; /* of the selections, inside answers; made by surprise */
     uint64_t n_cut;                  /* tokens drawn anew behind an epoch's end */
+    struct engine_exact exact;       /* of all exact answers */
     double select_seconds;           /* spent in selections, waits for scores included */
     double step_seconds;             /* spent in steps */
     double overhead_seconds;         /* of those, in rounds outside the backend's operations */

@@ -88,8 +88,8 @@ struct engine_request {
     uint8_t *drafted;                 /* [max_tokens] */
     void *lookup_memory;              /* NULL: lookup is off for it */
     struct target_settings sparse;    /* nothing unset */
-    float *score;  /* [blocks of the prompt]: attention mass of those seen so far, then scratch of
-                      the selection. NULL: nothing is selected */
+    float *score;  /* [blocks of the prompt; exact: all]: attention mass of those seen so far, then
+                      scratch of the selection. NULL: nothing is selected */
     int32_t *read; /* [blocks of n_prompt + max_tokens]: what deep layers read, once n_kept > 0 */
     int64_t submitted_ns;
 
@@ -139,6 +139,16 @@ struct engine_request {
     struct target_epoch epoch;
     bool wants_selection, wants_wide; /* before its next pass */
     bool counts_more;                 /* its penalty counts hold tokens that were not committed */
+    /* Exact answers (exact.c). */
+    float *seen;    /* [TARGET_ROWS + 1][blocks of n_prompt + max_tokens]: masses of the newest
+                       committed rows, by their number, and the prompt's. NULL: not exact */
+    int n_seen;     /* rows since the prompt */
+    int n_ahead;    /* provisional tokens in ids, behind the final ones; n_kv counts them */
+    bool run_ended; /* the next round is the dense pass */
+    bool is_dense;  /* this step's round is: its draft tokens are the provisional ones */
+    struct verify_text ahead;           /* of the run; used where there are stop strings */
+    int32_t run_lookup[KERN_MAX_DRAFT]; /* what lookup said where the run began */
+    int n_run_lookup, run_match;
     bool news;
     enum engine_finish end; /* what `finish` will be, once on the done list */
     int64_t last_token_ns;
@@ -153,6 +163,11 @@ void engine__request_notify(struct engine_request *r);
 
 static inline bool engine__decodes(const struct engine_request *r) {
     return r->n_kv >= r->n_prompt;
+}
+
+/* Tokens that its next round goes on from. */
+static inline int engine__n_tokens(const struct engine_request *r) {
+    return r->n_prompt + r->n_out + r->n_ahead;
 }
 
 /* A singly linked list, first in first out. */
@@ -190,7 +205,7 @@ struct engine_batch {
     void *host_block, *dev_block_base; /* what everything above is carved from */
     /* What deep layers' attention saw of the rows that are looked at, in a pass that has any. */
     struct model_array mass_line; /* i32 [max_rows] */
-    struct model_array mass;      /* f32 [lines][max_blocks] */
+    struct model_array mass;      /* f32 [max_seqs + max_logits][max_blocks] */
     const float *no_mass;         /* host: as many zeroes */
     int n_mass;                   /* lines of this pass */
     struct engine_states states;
@@ -298,6 +313,36 @@ void engine__sparse_count(const struct engine *g, struct engine_request *r);
 void engine__sparse_listed(const struct engine *g, const struct engine_request *r,
                            struct engine_answer_kv *out);
 
+/* ---- Exact answers (exact.c) ---- */
+
+/* At submission, behind engine__sparse_init. false: no memory. */
+bool engine__exact_init(const struct engine *g, struct engine_request *r, bool show_special,
+                        struct err *e);
+/* Is this step's round of `r` provisional? */
+static inline bool engine__is_ahead(const struct engine_request *r) {
+    return r->seen && engine__decodes(r) && !r->is_dense;
+}
+/* At the beginning of a step, of a generating request: whether its round is the dense pass, for
+ * which n_draft is set. *n_taken: rows that dense passes of this step add. false: its pass finds no
+ * room in this step. */
+bool engine__exact_turn(const struct engine *g, struct engine_request *r, int *n_taken);
+/* Provisional tokens that this run may still get; INT32_MAX: not exact. */
+int engine__exact_left(const struct engine *g, const struct engine_request *r);
+/* What lookup has for this round, into r->looked_up. */
+int engine__exact_lookup(struct engine_request *r, int most, int *n_match);
+/* A provisional round was decided; run: its tokens. Ends the round. */
+void engine__exact_commit(struct engine *g, struct engine_request *r, int n_accepted,
+                          const struct kern_sampled *run);
+/* The dense pass was decided and n_committed tokens emitted; K and V of its first n_rows rows are
+ * final. */
+void engine__exact_end(struct engine *g, struct engine_request *r, int n_rows, int n_accepted,
+                       int n_committed);
+/* Nothing provisional is left: back to what is final. */
+void engine__exact_drop(struct engine_request *r);
+/* What was seen so far is the prompt's; masses of what was seen last, into r->score. */
+void engine__exact_keep_prompt(struct engine_request *r);
+void engine__exact_masses(struct engine_request *r, int n_blocks);
+
 /* ---- Failure (queue.c) ---- */
 
 /* The backend failed with rc; `e` is what its operation said. From now on engine_failed tells. */
@@ -391,6 +436,7 @@ struct engine {
     int n_running;
     struct engine_request *turn[ENGINE_MAX_SEQS]; /* this step's, generating ones first */
     int n_turn;
+    int n_dense_rows; /* of this step: draft rows of dense passes of exact answers */
     int free_slot[ENGINE_MAX_SEQS], n_free_slots;
     struct engine_costs costs;
     struct draft_costs passes;                /* of the choice of draft lengths */

@@ -63,6 +63,7 @@ int engine__request_make(const struct engine *g, const struct engine_submit_opti
     size_t n = (size_t)o->n_prompt + (size_t)max_tokens;
     int rc = verify_text_init(&r->text, g->tokenizer, &r->params, o->show_special, e);
     if (rc) goto fail;
+    has_memory = has_memory && engine__exact_init(g, r, o->show_special, e);
     r->ids = malloc(n * sizeof *r->ids);
     if (o->params.logprobs >= 0) r->logprobs = malloc((size_t)max_tokens * sizeof *r->logprobs);
     r->drafted = calloc((size_t)max_tokens, 1);
@@ -88,12 +89,14 @@ fail:
 void engine__request_unref(struct engine_request *r) {
     if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1) return;
     verify_text_deinit(&r->text);
+    verify_text_deinit(&r->ahead);
     free(r->ids);
     free(r->logprobs);
     free(r->drafted);
     free(r->lookup_memory);
     free(r->score);
     free(r->read);
+    free(r->seen);
     free(r);
 }
 

@@ -5,10 +5,6 @@
 #include "base/err.h"
 #include "engine/engine_private.h"
 
-static int n_tokens(const struct engine_request *r) {
-    return r->n_prompt + r->n_out;
-}
-
 /* ---- A request's beginning ---- */
 
 void engine__round_begin(struct engine *g, struct engine_request *r, int n_draft_hit,
@@ -36,13 +32,14 @@ void engine__drop_draft(struct engine *g, struct engine_request *r, enum engine_
 static int most_tokens(const struct engine *g, const struct engine_request *r) {
     int most = g->sizes.o.max_draft_tokens, left = r->max_tokens - r->n_out - 1;
     if (engine__sparse_left(r) - 1 < left) left = engine__sparse_left(r) - 1;
+    if (engine__exact_left(g, r) - 1 < left) left = engine__exact_left(g, r) - 1;
     return left < most ? left : most;
 }
 
 /* The draft processes all but the last token that it proposes. */
 static int most_by_model(const struct engine *g, const struct engine_request *r, int most) {
     if (r->n_draft_kv < 0) return 0;
-    int room = g->sizes.draft_context - n_tokens(r) + 1;
+    int room = g->sizes.draft_context - engine__n_tokens(r) + 1;
     return room < most ? (room > 0 ? room : 0) : most;
 }
 
@@ -53,8 +50,10 @@ int engine__draft_setting(const struct engine *g, const struct verify_params *p)
 static int ask_lookup(struct engine_request *r, int most, int *n_match) {
     *n_match = 0;
     if (!r->lookup_memory) return 0;
-    draft_lookup_extend(&r->lookup, r->ids, n_tokens(r));
-    return draft_lookup_propose(&r->lookup, r->ids, n_tokens(r), most, r->looked_up, n_match);
+    if (r->seen) return engine__exact_lookup(r, most, n_match);
+    draft_lookup_extend(&r->lookup, r->ids, engine__n_tokens(r));
+    return draft_lookup_propose(&r->lookup, r->ids, engine__n_tokens(r), most, r->looked_up,
+                                n_match);
 }
 
 /* What `r` may propose in this round; false where nothing. */
@@ -67,33 +66,35 @@ static bool make_bid(struct engine *g, struct engine_request *r) {
     if (r->n_draft_kv >= g->sizes.draft_context) engine__drop_draft(g, r, ENGINE_DRAFT_CONTEXT);
     if (most <= 0) return false;
     int by_lookup = ask_lookup(r, most, &n_match), by_model = most_by_model(g, r, most);
-    r->bid = (struct draft_bid){.max_model = by_model,
-                                .max_lookup = by_lookup,
-                                .n_match = n_match,
-                                .kv_tokens = n_tokens(r),
-                                .target_kv = engine__sparse_kv(g, r, n_tokens(r)),
-                                .n_lag = r->n_draft_kv < 0 ? 1 : n_tokens(r) - r->n_draft_kv,
-                                .n_left = r->max_tokens - r->n_out,
-                                .rate = r->rate,
-                                .probe = &r->probe,
-                                .forced = wanted == VERIFY_DRAFT_AUTO ? -1 : most};
+    r->bid =
+        (struct draft_bid){.max_model = by_model,
+                           .max_lookup = by_lookup,
+                           .n_match = n_match,
+                           .kv_tokens = engine__n_tokens(r),
+                           .target_kv = engine__sparse_kv(g, r, engine__n_tokens(r)),
+                           .n_lag = r->n_draft_kv < 0 ? 1 : engine__n_tokens(r) - r->n_draft_kv,
+                           .n_left = r->max_tokens - r->n_out,
+                           .rate = r->rate,
+                           .probe = &r->probe,
+                           .forced = wanted == VERIFY_DRAFT_AUTO ? -1 : most};
     r->has_bid = by_lookup > 0 || by_model > 0;
     return r->has_bid;
 }
 
-/* Bids of the turn; rows and positions of those that make none are summed. */
+/* Bids of the turn, of which a dense pass makes none; rows and positions of those that make none
+ * are summed. */
 static int make_bids(struct engine *g, int *n_other, double *other_kv) {
     int n = 0;
     *n_other = 0;
     *other_kv = 0;
     for (int i = 0; i < g->n_turn; i++) {
         struct engine_request *r = g->turn[i];
-        if (make_bid(g, r)) {
+        if (!r->is_dense && make_bid(g, r)) {
             g->bid[n] = r->bid;
             g->bidder[n++] = r;
         } else {
-            ++*n_other;
-            *other_kv += engine__sparse_kv(g, r, n_tokens(r));
+            *n_other += 1 + r->n_draft;
+            *other_kv += engine__sparse_kv(g, r, engine__n_tokens(r));
         }
     }
     return n;
@@ -115,6 +116,19 @@ static int catch_up_budget(const struct engine *g) {
     long long n = engine__prompt_budget(&g->costs, g->n_turn, z->o.max_rows, z->o.prefill_share);
     n = n * model_get_config(g->model)->n_layers / z->draft_layers;
     return n < z->proposer.max_rows ? (int)n : z->proposer.max_rows;
+}
+
+/* In a provisional round a draft token is accepted when it is the sparse target's own draw, as it
+ * will be when it is the dense one's: the law that matters is theirs, and the likeliest token is
+ * the best guess of a draw. */
+static struct kern_sample sample_of_draft(const struct engine *g, const struct engine_request *r) {
+    struct kern_sample s = engine__sample_of(g, r);
+    if (r->seen && !s.gumbel) s.temperature = 0;
+    return s;
+}
+
+static bool wants_probs(const struct engine_request *r) {
+    return r->params.temperature > 0 && r->params.coupling != VERIFY_GUMBEL && !r->seen;
 }
 
 /* Turn the bids that the model won into its turns. Who is far behind gets what is left of the
@@ -140,18 +154,18 @@ static int fill_turns(struct engine *g, int n_bids) {
             g->draft_turn[n++] = (struct proposer_turn){
                 .seq = r->seq,
                 .ids = r->ids,
-                .n_tokens = n_tokens(r),
+                .n_tokens = engine__n_tokens(r),
                 .n_rows = most,
                 .n_draft = most == lag ? b->n_draft : 0,
-                .sample = engine__sample_of(g, r),
+                .sample = sample_of_draft(g, r),
                 .min_position = r->n_prompt + r->params.min_tokens,
-                .wants_probs = r->params.temperature > 0 && r->params.coupling != VERIFY_GUMBEL,
+                .wants_probs = wants_probs(r),
                 .n_kv = r->n_draft_kv,
             };
             if (most < lag) continue;
             r->n_draft = b->n_draft;
             if (g->draft_turn[n - 1].wants_probs) r->first_q = proposer_first(g->proposer, n - 1);
-            for (int j = 0; j < r->n_draft; j++) r->ids[n_tokens(r) + j] = -1;
+            for (int j = 0; j < r->n_draft; j++) r->ids[engine__n_tokens(r) + j] = -1;
         }
     }
     return n;
@@ -186,7 +200,7 @@ static int draft_room(const struct engine *g) {
         by_rows -= ENGINE_MIN_CHUNK;
         break;
     }
-    int room = by_logits < by_rows ? by_logits : by_rows;
+    int room = (by_logits < by_rows ? by_logits : by_rows) - g->n_dense_rows;
     return room > 0 ? room : 0;
 }
 
@@ -202,7 +216,7 @@ void engine__choose(struct engine *g) {
         r->bid = g->bid[i];
         if (r->bid.source != DRAFT_BY_LOOKUP) continue;
         r->n_draft = r->bid.n_draft;
-        memcpy(r->ids + n_tokens(r), r->looked_up, (size_t)r->n_draft * sizeof *r->ids);
+        memcpy(r->ids + engine__n_tokens(r), r->looked_up, (size_t)r->n_draft * sizeof *r->ids);
     }
     if (g->proposer) g->n_draft_turns = fill_turns(g, n);
 }
@@ -274,8 +288,9 @@ void engine__round_end(struct engine *g, struct engine_request *r, int n_accepte
     int n_judged = n_committed <= n_accepted ? n_committed : r->n_draft;
     if (r->has_bid)
         draft_learn(&r->bid, g->prior, n_judged, n_emitted, r->looked_up, r->bid.max_lookup,
-                    r->ids + n_tokens(r) - n_committed, n_committed);
-    if (r->n_out > n_committed) { /* the prompt's own last row is no round */
+                    r->ids + engine__n_tokens(r) - n_committed, n_committed);
+    /* The prompt's own last row is no round, a dense pass none with a draft. */
+    if (!r->is_dense && r->n_out + r->n_ahead > n_committed) {
         count(&r->speculation, r, n_emitted);
         count(&g->live.speculation, r, n_emitted);
     }

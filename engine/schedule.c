@@ -81,13 +81,13 @@ static void deal(struct engine_request **prefill, int n, int budget) {
 }
 
 void engine__collect(struct engine *g) {
-    g->n_turn = 0;
+    g->n_turn = g->n_dense_rows = 0;
     for (int i = 0; i < g->n_running; i++) {
         struct engine_request *r = g->running[i];
         r->n_rows = r->n_logits = r->n_draft = 0;
         r->first_q = -1;
         if (!engine__decodes(r) || atomic_load_explicit(&r->paused, memory_order_acquire)) continue;
-        g->turn[g->n_turn++] = r;
+        if (engine__exact_turn(g, r, &g->n_dense_rows)) g->turn[g->n_turn++] = r;
     }
 }
 
@@ -96,7 +96,7 @@ int engine__schedule(struct engine *g) {
     int n_prefill = 0, n_gen = 0, n_rows = 0;
     for (int i = 0; i < g->n_turn; i++) {
         struct engine_request *r = g->turn[i];
-        r->n_rows = r->n_logits = r->n_prompt + r->n_out - r->n_kv + r->n_draft;
+        r->n_rows = r->n_logits = engine__n_tokens(r) - r->n_kv + r->n_draft;
         n_gen += r->n_rows;
     }
     for (int i = 0; i < g->n_running; i++) {

@@ -212,10 +212,11 @@ static int add_draft(struct engine_sizes *s, const struct model_source *src,
 
 /* Rows of a pass that want logits: every sequence with a full round, but no more than rows. Where
  * rounds are off unless a request asks for them, one full round beside everybody's row is enough.
- */
+ * And one dense pass of an exact answer, which is a longer round, has room in any case. */
 static int max_logits(const struct engine_options *o) {
-    int n_full = o->draft_tokens == 0 ? 1 : o->max_seqs;
-    int n = o->max_seqs + n_full * o->max_draft_tokens;
+    int n_full = o->draft_tokens == 0 && o->sparse.exact <= 0 ? 1 : o->max_seqs;
+    int n_draft = n_full * o->max_draft_tokens;
+    int n = o->max_seqs + (n_draft > TARGET_MOST_EXACT ? n_draft : TARGET_MOST_EXACT);
     return n < o->max_rows ? n : o->max_rows;
 }
 

@@ -56,7 +56,7 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
     if (!lists || n_deep(g) == 0) return true;
     size_t n_prompt = (size_t)target_n_blocks(r->n_prompt);
     size_t n_all = (size_t)target_n_blocks(r->n_prompt + r->max_tokens);
-    r->score = calloc(n_prompt, sizeof *r->score);
+    r->score = calloc(r->sparse.exact > 0 ? n_all : n_prompt, sizeof *r->score);
     r->read = malloc(n_all * sizeof *r->read);
     return r->score && r->read;
 }
@@ -82,6 +82,11 @@ void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_r
     int32_t *line = g->batch.mass_line.host;
     int from = r->n_prompt - TARGET_ROWS, end = r->n_kv + r->n_rows;
     r->mass_line = -1;
+    if (r->is_dense && r->sparse.selector == TARGET_OBSERVED) {
+        r->mass_line = take_lines(&g->batch, r->n_rows);
+        for (int i = 0; i < r->n_rows; i++) line[first_row + i] = r->mass_line + i;
+        return;
+    }
     if (engine__decodes(r) || !r->score || end <= from || !target_observes(&r->sparse, r->n_prompt))
         return;
     r->mass_line = take_lines(&g->batch, 1);
@@ -90,7 +95,7 @@ void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_r
 }
 
 void engine__sparse_see(struct engine *g, struct engine_request *r) {
-    if (r->mass_line < 0) return;
+    if (r->mass_line < 0 || r->is_dense) return; /* a dense pass: once its rows are decided */
     const float *line = (const float *)g->batch.mass.host +
                         (size_t)r->mass_line * (size_t)g->batch.pass.caps.max_blocks;
     int n = target_n_blocks(r->n_prompt);
@@ -107,17 +112,21 @@ static void count_time(struct engine *g, struct engine_request *r, int64_t ns) {
     g->live.select_seconds += (double)ns / 1e9;
 }
 
-/* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now. */
+/* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now; after a dense
+ * pass of an exact answer, all that is final. */
 static void select_blocks(struct engine *g, struct engine_request *r, const float *score) {
     struct engine_sparsity *c = &r->sparsity;
-    struct target_view view = {.n_tokens = r->n_prompt,
+    bool again = r->seen && c->n_selections > 0;
+    struct target_view view = {.n_tokens = again ? r->n_kv : r->n_prompt,
                                .seed = r->seed,
-                               .epoch = c->n_selections,
+                               .epoch = again ? r->n_kv : c->n_selections,
                                .mass = r->score,
                                .score = score,
                                .wide = r->wants_wide};
     int64_t start = clock_ns();
-    int n = target_n_blocks(r->n_prompt), n_all = target_n_blocks(r->n_prompt + r->max_tokens);
+    int n = target_n_blocks(view.n_tokens), n_all = target_n_blocks(r->n_prompt + r->max_tokens);
+    if (again && r->sparse.selector == TARGET_OBSERVED) engine__exact_masses(r, n);
+    else if (r->seen && r->sparse.selector == TARGET_OBSERVED) engine__exact_keep_prompt(r);
     r->n_kept = target_select(&r->sparse, &view, r->score, r->read);
     /* Every block from here on is read. */
     for (int i = n; i < n_all; i++) r->read[r->n_kept + i - n] = i;
@@ -204,7 +213,7 @@ int engine__sparse_renew(struct engine *g, struct err *e) {
 
 const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,
                                    int *n_read) {
-    if (c != KVPOOL_DEEP || r->n_kept == 0) return NULL;
+    if (c != KVPOOL_DEEP || r->n_kept == 0 || r->is_dense) return NULL;
     ASSERT(*n_read >= r->sparsity.n_blocks);
     *n_read -= r->sparsity.n_blocks - r->n_kept;
     return r->read;
@@ -212,9 +221,13 @@ const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_c
 
 /* ---- Numbers ---- */
 
+static int n_left_out(const struct engine_request *r) {
+    return r->n_kept && !r->is_dense ? r->sparsity.n_blocks - r->n_kept : 0;
+}
+
 /* Of n_tokens positions, those that deep layers read: whole blocks go, never the last one. */
 static int deep_tokens(const struct engine_request *r, int n_tokens) {
-    return r->n_kept ? n_tokens - (r->sparsity.n_blocks - r->n_kept) * KVPOOL_BLOCK : n_tokens;
+    return n_tokens - n_left_out(r) * KVPOOL_BLOCK;
 }
 
 double engine__sparse_kv(const struct engine *g, const struct engine_request *r, int n_tokens) {
@@ -237,11 +250,10 @@ void engine__sparse_listed(const struct engine *g, const struct engine_request *
                            struct engine_answer_kv *out) {
     const struct model_config *c = model_get_config(g->model);
     int n = r->n_kv + r->n_rows, n_blocks = target_n_blocks(n);
-    int n_left_out = r->n_kept ? r->sparsity.n_blocks - r->n_kept : 0;
     uint64_t half =
         (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
     uint64_t deep = (uint64_t)n_deep(g), shallow = (uint64_t)c->n_layers - deep;
     out->listed_shallow_bytes += shallow * half * (uint64_t)(n_blocks * KVPOOL_BLOCK + n);
     out->listed_deep_bytes +=
-        deep * half * (uint64_t)((n_blocks - n_left_out) * KVPOOL_BLOCK + deep_tokens(r, n));
+        deep * half * (uint64_t)((n_blocks - n_left_out(r)) * KVPOOL_BLOCK + deep_tokens(r, n));
 }

@@ -46,6 +46,7 @@ static void trace_kv(struct engine *g, const struct engine_request *r) {
  */
 static void leave(struct engine *g, int idx, enum engine_finish end) {
     struct engine_request *r = g->running[idx];
+    engine__exact_drop(r);
     if (r->use_cache && end != ENGINE_FAILED) {
         int n_prompt_kv = r->n_kv < r->n_prompt ? r->n_kv : r->n_prompt;
         kvpool_seq_register(g->pool, r->seq, r->ids, n_prompt_kv, KVPOOL_PROMPT);
@@ -349,6 +350,10 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_committed = 0;
     const struct kern_sampled *run =
         (const struct kern_sampled *)g->batch.sampled.host + r->first_logit;
+    if (engine__is_ahead(r)) {
+        engine__exact_commit(g, r, n_accepted, run);
+        return;
+    }
     enum engine_finish end = ENGINE_RUNNING;
     bool answers = engine__decodes(r), cut = false;
     ASSERT(n_accepted >= 0 && n_accepted <= r->n_draft);
@@ -363,6 +368,7 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     }
     int n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
     engine__states_commit(g, r, n_kv - r->n_kv);
+    if (r->is_dense) engine__exact_end(g, r, n_kv - r->n_kv, n_accepted, n_committed);
     r->n_kv = n_kv;
     if (cut && n_committed <= n_accepted) {
         r->counts_more = r->has_penalties;

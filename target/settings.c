@@ -106,6 +106,18 @@ int target_reselect_parse(int *out, const char *s, size_t n, struct err *e) {
     return 0;
 }
 
+int target_exact_parse(int *out, const char *s, size_t n, struct err *e) {
+    double x;
+    if (is_word(s, n, "off")) *out = 0;
+    else if (is_word(s, n, "on")) *out = TARGET_MOST_EXACT;
+    else if (read_number(s, n, &x) && x <= TARGET_MOST_EXACT && x == floor(x)) *out = (int)x;
+    else
+        return err_raise(e, E_RANGE,
+                         "exact is \"%.*s\", allowed is \"on\", \"off\" or [0, %d] tokens",
+                         shown(n), s, TARGET_MOST_EXACT);
+    return 0;
+}
+
 static const char *after(const char *s, const char *end, char stop) {
     const char *at = memchr(s, stop, (size_t)(end - s));
     return at ? at : end;
@@ -171,7 +183,8 @@ void target_settings_unset(struct target_settings *s) {
                                   .smooth = TARGET_UNSET,
                                   .reselect = TARGET_UNSET,
                                   .reselector = TARGET_UNSET,
-                                  .surprise = TARGET_UNSET};
+                                  .surprise = TARGET_UNSET,
+                                  .exact = TARGET_UNSET};
 }
 
 static int check_count(const char *name, int value, int lo, struct err *e) {
@@ -193,6 +206,25 @@ static int check_reselect(const struct target_settings *s, struct err *e) {
                          target_selector_name(s->reselector));
     if (s->surprise != TARGET_UNSET && !(s->surprise > 0 && s->surprise <= 100))
         return err_raise(e, E_RANGE, "surprise is %g, allowed is (0, 100]", s->surprise);
+    return 0;
+}
+
+static bool asks_for_reselect(const struct target_settings *s) {
+    return s->reselect != TARGET_UNSET && s->reselect != TARGET_RESELECT_OFF;
+}
+
+static int check_exact(const struct target_settings *s, struct err *e) {
+    int n = s->exact;
+    if (n != TARGET_UNSET && (n < 0 || n > TARGET_MOST_EXACT))
+        return err_raise(e, E_RANGE, "exact is %d, allowed is [0, %d]", n, TARGET_MOST_EXACT);
+    if (n > 0 && s->selector == TARGET_OFF)
+        return err_raise(e, E_INVALID,
+                         "exact %d, sparse \"off\": exact verifies what sparse reading proposes",
+                         n);
+    if (n > 0 && asks_for_reselect(s))
+        return err_raise(e, E_INVALID,
+                         "exact %d, reselect %d: exact selects anew after each dense pass", n,
+                         s->reselect);
     return 0;
 }
 
@@ -226,6 +258,7 @@ int target_settings_check(const struct target_settings *s, struct err *e) {
         rc = err_raise(e, E_INVALID, "keep and keep_blocks %d: one of them decides, not both",
                        s->keep_blocks);
     if (!rc) rc = check_scores(s, e);
+    if (!rc) rc = check_exact(s, e);
     return rc ? rc : check_reselect(s, e);
 }
 
@@ -258,7 +291,11 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     struct target_settings below = *base, s;
     if (request->keep_blocks > 0) below.keep = TARGET_UNSET;
     if (request->keep != TARGET_UNSET) below.keep_blocks = TARGET_UNSET;
-    s.selector = first_set(request->selector, below.selector, TARGET_OFF);
+    if (request->exact > 0 && below.selector == TARGET_OFF) below.selector = TARGET_UNSET;
+    if (asks_for_reselect(request)) below.exact = TARGET_UNSET;
+    s.exact = first_set(request->exact, below.exact, 0);
+    s.selector =
+        first_set(request->selector, below.selector, s.exact > 0 ? TARGET_OBSERVED : TARGET_OFF);
     s.keep = first_real(request->keep, below.keep, TARGET_CURVE);
     s.keep_blocks = first_set(request->keep_blocks, below.keep_blocks, 0);
     bool few = s.keep_blocks > 0 && s.keep_blocks < TARGET_MIN_BLOCKS;
@@ -275,6 +312,11 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     s.reselector =
         first_set(request->reselector, below.reselector, own_reselector(s.selector, scorer));
     s.surprise = first_real(request->surprise, below.surprise, TARGET_SURPRISE);
+    if (s.selector == TARGET_OFF) s.exact = 0;
+    if (s.exact > 0) {
+        s.reselect = TARGET_RESELECT_OFF;
+        s.reselector = s.selector;
+    }
     s.curve = first_curve(request, &below, scorer);
     return s;
 }
@@ -311,7 +353,7 @@ uint64_t target_settings_law(const struct target_settings *s) {
             .reselector = s->reselect != TARGET_RESELECT_OFF ? s->reselector : 0};
     _Static_assert(sizeof in == (5 + 2 * TARGET_CURVE_POINTS) * 8 + 6 * 4,
                    "no padding may be hashed");
-    if (s->selector == TARGET_OFF) return 0;
+    if (s->selector == TARGET_OFF || s->exact > 0) return 0;
     for (int i = 0; i < s->curve.n && s->keep_blocks == 0 && s->keep == TARGET_CURVE; i++) {
         in.point[2 * i] = s->curve.at[i].tokens;
         in.point[2 * i + 1] = s->curve.at[i].keep;

@@ -24,6 +24,7 @@ enum {
     TARGET_SURPRISE_TOKENS = 16,  /* whose mean negative log-likelihood is the running surprise */
     TARGET_SURPRISE_LEAST = 32,   /* tokens of an epoch before surprise may end it */
     TARGET_WIDE_TOKENS = 64,      /* tokens of an epoch that surprise made wider */
+    TARGET_MOST_EXACT = 16,       /* of `exact`, and what "on" means: KERN_MAX_DRAFT */
 };
 #define TARGET_RESERVE 0.01 /* share of all blocks that chance keeps on top */
 #define TARGET_SURPRISE 0.5 /* nats above an epoch's beginning that are a surprise */
@@ -82,11 +83,15 @@ struct target_settings {
     double surprise;   /* nats, with TARGET_RESELECT_SURPRISE */
     struct target_curve curve; /* of keep TARGET_CURVE; n 0: unset. Default: the scorer file's, else
                                   the source's */
+    int exact; /* tokens that sparse rounds may commit provisionally before a dense pass verifies
+                  them, 0 (off, the default)..TARGET_MOST_EXACT. More than 0: the selector is
+                  `observed` unless another is asked for, selects anew after each such pass, and
+                  `reselect` is off */
 };
 void target_settings_unset(struct target_settings *s); /* all of it */
 
 /* Ranges of what is set; E_RANGE with name, value and range, E_INVALID where keep and keep_blocks
- * are both asked for. */
+ * are both asked for, or exact beside selector off or beside reselect. */
 int target_settings_check(const struct target_settings *s, struct err *e);
 
 /* What a scorer file says of how it wants to be used. */
@@ -97,7 +102,7 @@ struct target_scorer_defaults {
 
 /* `request` over `base` over the defaults, of which some are those of the scorer that is loaded
  * (NULL: none); nothing is unset in the result. Asking for keep_blocks or keep takes back what the
- * base says of the other. */
+ * base says of the other; so it is with exact and reselect. */
 struct target_settings target_settings_resolve(const struct target_settings *base,
                                                const struct target_settings *request,
                                                const struct target_scorer_defaults *scorer);
@@ -112,7 +117,7 @@ bool target_needs_states(const struct target_settings *s);
 bool target_needs_scorer(const struct target_settings *s);
 
 /* A number for the law by which resolved settings compute an answer: equal settings, equal number;
- * 0: dense. */
+ * 0: dense, as what was verified densely is. */
 uint64_t target_settings_law(const struct target_settings *s);
 
 const char *target_selector_name(int selector); /* "off", "observed"...; "?" */
@@ -127,6 +132,8 @@ int target_keep_parse(struct target_settings *s, const char *text, size_t n, str
 int target_threshold_parse(double *out, const char *s, size_t n, struct err *e);
 /* "off", "step", "surprise" or a number of tokens; E_RANGE names what is allowed. */
 int target_reselect_parse(int *out, const char *s, size_t n, struct err *e);
+/* "on" (TARGET_MOST_EXACT), "off" or a number of tokens; E_RANGE names what is allowed. */
+int target_exact_parse(int *out, const char *s, size_t n, struct err *e);
 /* One that can select inside an answer; E_RANGE names them. */
 int target_reselector_parse(int *out, const char *s, size_t n, struct err *e);
 

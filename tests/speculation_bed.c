@@ -34,8 +34,8 @@ static void vary(const struct bed *b, int i, struct bed_record *r,
         s->params.stops[0] = (struct verify_stop){.n = 2, .text = "\n\n"};
         s->params.stops[1] = (struct verify_stop){.n = 3, .text = "the"};
     }
-    if (!b->gumbel) return;
-    s->params.coupling = VERIFY_GUMBEL;
+    if (!b->gumbel && !b->sampled) return;
+    if (b->gumbel) s->params.coupling = VERIFY_GUMBEL;
     s->params.temperature = i % 2 ? 1 : 0.7;
     if (i % 3 == 0) s->params.top_k = 30;
     if (i % 5 == 1) s->params.top_p = 0.9;
@@ -59,7 +59,8 @@ static void make_tiny_long(const struct bed *b, int i, struct bed_record *r,
     tiny_prompt(77 + (uint64_t)i, r->prompt, r->n_prompt);
     for (int k = 12; i % 3 == 0 && k < r->n_prompt; k++) r->prompt[k] = r->prompt[k % 12];
     vary(b, i, r, s);
-    if (b->gumbel && i % 3 == 0) s->params.temperature = 0.2; /* it goes on repeating */
+    if ((b->gumbel || b->sampled) && i % 3 == 0)
+        s->params.temperature = 0.2; /* it goes on repeating */
 }
 
 /* ---- Recording ---- */
@@ -146,7 +147,8 @@ static void keep_result(struct bed_record *r, const struct engine_progress *p) {
     for (int i = 0; i < p->n_tokens && p->logprobs; i++) r->logprob[i] = p->logprobs[i].logprob;
     uint64_t n = 0;
     for (int i = 0; i < p->n_tokens; i++) n += p->drafted[i];
-    assert_int_equal(n, p->speculation.n_accepted);
+    assert_int_equal(n, p->sparsity.settings.exact ? p->sparsity.exact.n_accepted
+                                                   : p->speculation.n_accepted);
 }
 
 static struct engine *open_bed(struct bed *b, const struct engine_options *o) {
@@ -260,9 +262,31 @@ static void add(struct engine_speculation *sum, const struct engine_speculation 
     sum->n_page_rollbacks += s->n_page_rollbacks;
 }
 
+static void add_exact(struct engine_exact *sum, const struct engine_exact *x) {
+    sum->n_passes += x->n_passes;
+    sum->n_provisional += x->n_provisional;
+    sum->n_accepted += x->n_accepted;
+    sum->n_tokens += x->n_tokens;
+}
+
+/* Dense passes accepted provisional tokens and rejected some. What random weights draw from little
+ * context is seldom what they draw from all. */
+static void check_exact(const struct bed *b, const struct engine_exact *x) {
+    printf(
+        "# exact: %llu dense passes, %llu provisional tokens, %llu accepted, %.2f tokens a pass\n",
+        (unsigned long long)x->n_passes, (unsigned long long)x->n_provisional,
+        (unsigned long long)x->n_accepted, (double)x->n_tokens / (double)x->n_passes);
+    fflush(stdout);
+    assert_true(x->n_passes > 50);
+    assert_true(x->n_accepted > x->n_passes / (b->sampled || b->gumbel ? 8 : 1));
+    assert_true(x->n_accepted < x->n_provisional);
+    assert_true(x->n_tokens > x->n_accepted);
+}
+
 void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches) {
     struct engine_stats stats;
     struct engine_speculation sum = {0}, looked = {0};
+    struct engine_exact exact = {0};
     struct engine_options plain = b->o;
     char what[64];
     int n_alone = b->n_alone > 0 ? b->n_alone : b->n_requests;
@@ -272,6 +296,7 @@ void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches) {
     assert_non_null(b->got);
     plain.draft_tokens = 0;
     plain.draft_path = NULL;
+    if (b->n_exact) plain.sparse.selector = TARGET_OFF;
     run_alone(b, &plain, b->n_requests, &stats);
     assert_int_equal(stats.speculation.n_rounds, 0);
     memcpy(b->want, b->got, (size_t)b->n_requests * sizeof *b->want);
@@ -280,6 +305,7 @@ void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches) {
         o.draft_path = b->draft;
         o.draft_tokens = lengths[k];
         o.lookup = k % 2;
+        if (b->n_exact) o.sparse.exact = b->exact[k % b->n_exact];
         for (int together = 0; together <= batches; together++) {
             snprintf(what, sizeof what, "draft %d%s", lengths[k], together ? ", in batches" : "");
             clear(b);
@@ -287,14 +313,17 @@ void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches) {
             else run_alone(b, &o, n_alone, &stats);
             compare(b, together ? b->n_requests : n_alone, what);
             add(&sum, &stats.speculation);
+            add_exact(&exact, &stats.exact);
         }
     }
+    if (b->n_exact) b->o.sparse.exact = b->exact[b->n_exact - 1];
     struct engine_options lookup = b->o;
     lookup.draft_tokens = 4;
     clear(b);
     run_alone(b, &lookup, n_alone, &stats);
     compare(b, n_alone, "lookup alone");
     add(&looked, &stats.speculation);
+    add_exact(&exact, &stats.exact);
     struct engine_options window = b->o;
     window.draft_path = b->draft;
     window.draft_tokens = 4;
@@ -303,13 +332,15 @@ void bed_check(struct bed *b, const int *lengths, int n_lengths, bool batches) {
     run_alone(b, &window, n_alone, &stats);
     compare(b, n_alone, "windowed draft");
     add(&sum, &stats.speculation);
+    add_exact(&exact, &stats.exact);
+    if (b->n_exact) check_exact(b, &exact);
     assert_true(sum.n_rounds > 100);
     assert_true(sum.n_accepted > sum.n_drafted / 20);
     assert_true(sum.n_accepted < sum.n_drafted);
     assert_true(sum.n_page_rollbacks > 0);
     assert_true(looked.n_lookup_drafted > 0);
     /* Drawn text of random weights repeats itself rarely: that any of it is right is luck. */
-    if (!b->gumbel) assert_true(looked.n_lookup_accepted > 0);
+    if (!b->gumbel && !b->sampled) assert_true(looked.n_lookup_accepted > 0);
     free(b->want);
     free(b->got);
     free(b->page);

@@ -36,6 +36,9 @@ struct bed {
     int n_alone; /* requests of a run that is not in batches, the first ones; 0: all. Without
                     speculation all run alone */
     bool gumbel;
+    bool sampled;     /* drawn without Gumbel noise: where tokens are the target's own draws */
+    const int *exact; /* [n_exact] of the runs in turn, beside dense ones without; n_exact 0: off */
+    int n_exact;
     void (*make)(const struct bed *b, int i, struct bed_record *r, struct engine_submit_options *s);
     /* Of its own. */
     int n_layers, n_kv_heads, head_dim;

@@ -99,6 +99,15 @@ bool verify_text_push(struct verify_text *t, int token, struct strbuf *sink) {
     return scan(t, from, sink);
 }
 
+void verify_text_copy(struct verify_text *to, const struct verify_text *from) {
+    struct strbuf held = to->held;
+    ASSERT(to->params == from->params && to->special == from->special);
+    *to = *from;
+    to->held = held;
+    strbuf_clear(&to->held);
+    strbuf_append(&to->held, from->held.data, from->held.n);
+}
+
 void verify_text_finish(struct verify_text *t, struct strbuf *sink) {
     if (!t->stopped) release(t, t->held.n, sink);
     strbuf_clear(&t->held);

@@ -105,6 +105,10 @@ bool verify_text_push(struct verify_text *t, int token, struct strbuf *sink);
 bool verify_text_push_bytes(struct verify_text *t, const char *bytes, size_t n,
                             struct strbuf *sink);
 
+/* Go on from where `from` stands, to look ahead of it: both were made by verify_text_init for the
+ * same settings. Allocates nothing. */
+void verify_text_copy(struct verify_text *to, const struct verify_text *from);
+
 /* End of stream: release what is held (after a stop: nothing). */
 void verify_text_finish(struct verify_text *t, struct strbuf *sink);
 void verify_text_deinit(struct verify_text *t);
