@@ -403,10 +403,10 @@ static int run_training(struct distill *d, struct target_train *t, int layer, do
     }
     snprintf(what, sizeof what, "training layer %d", layer);
     log_progress_start(&bar, what, d->train.n_steps);
-    double mean = 0;
+    double mean = NAN; /* where all was done before */
     for (double now; !rc && target_train_step(t, &now);) {
         int n = target_train_steps_done(t);
-        mean = n <= 1 || mean == 0 ? now : mean + (now - mean) / 20;
+        mean = isnan(mean) ? now : mean + (now - mean) / 20;
         log_progress_at(&bar, n);
         if (path.data && (seconds_since(saved) > 30 || n == d->train.n_steps)) {
             rc = target_train_save(t, path.data, d->key, e);

@@ -1,5 +1,7 @@
 #include "cmd/distill_report.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 static const char *const keep_name[DISTILL_N_KEEPS] = {"a tenth of the blocks", "32 blocks"};
@@ -49,7 +51,9 @@ void distill_report_text(const struct distill_report *r, struct strbuf *out) {
     for (int i = 0; i < r->n_results; i++) {
         const struct distill_result *x = &r->results[i];
         const struct distill_recall *all = &x->table.at[0][TARGET_MAX_DOMAINS][DISTILL_SCORER];
-        strbuf_printf(out, "%5d  %6.1f%%  %.5f  %.3f   %.3f%s\n", x->layer, 100 * x->cost, x->loss,
+        char loss[24] = "      -";
+        if (!isnan(x->loss)) snprintf(loss, sizeof loss, "%.5f", x->loss);
+        strbuf_printf(out, "%5d  %6.1f%%  %s  %.3f   %.3f%s\n", x->layer, 100 * x->cost, loss,
                       all->recall, all->mass, i == r->chosen ? "      <- written" : "");
     }
     for (int keep = 0; keep < DISTILL_N_KEEPS; keep++)
@@ -91,8 +95,9 @@ void distill_report_json(const struct distill_report *r, struct strbuf *out) {
                   r->times->make_s, r->times->trace_s, r->times->train_s);
     for (int i = 0; i < r->n_results; i++) {
         const struct distill_result *x = &r->results[i];
-        strbuf_printf(out, "%s\n  {\"layer\": %d, \"kv_read\": %.5f, \"loss\": %.6f, ",
-                      i ? "," : "", x->layer, x->cost, x->loss);
+        strbuf_printf(out, "%s\n  {\"layer\": %d, \"kv_read\": %.5f, ", i ? "," : "", x->layer,
+                      x->cost);
+        if (!isnan(x->loss)) strbuf_printf(out, "\"loss\": %.6f, ", x->loss);
         for (int keep = 0; keep < DISTILL_N_KEEPS; keep++) {
             if (keep) strbuf_append_str(out, ", ");
             append_json_table(r, &x->table, out, keep);

@@ -10,7 +10,7 @@
 struct distill_result {
     int layer;
     double cost; /* share of the KV that is read with --keep of the deep layers' */
-    double loss; /* of training, at its end */
+    double loss; /* of training, at its end; NaN: it was over before this run */
     double worth;
     struct distill_table table;
 };
