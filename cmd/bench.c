@@ -15,6 +15,7 @@
 #include "cmd/bench_prompts.h"
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
+#include "cmd/sparsity.h"
 #include "cmd/text.h"
 
 enum {
@@ -106,6 +107,13 @@ static double whole_rate(const struct client *c, int n) {
     return end > begin ? tokens / ((double)(end - begin) / 1e9) : 0;
 }
 
+static struct engine_exact exact_since(const struct engine_exact *a, const struct engine_exact *b) {
+    return (struct engine_exact){.n_passes = b->n_passes - a->n_passes,
+                                 .n_provisional = b->n_provisional - a->n_provisional,
+                                 .n_accepted = b->n_accepted - a->n_accepted,
+                                 .n_tokens = b->n_tokens - a->n_tokens};
+}
+
 static int run_point(struct engine *g, struct point *out, struct err *e) {
     static struct bell bell = BELL_INIT;
     struct client clients[MAX_BATCH] = {{0}};
@@ -120,6 +128,7 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
         return err_raise(e, E_NOMEM, "no memory for a point of the bench");
     }
     struct engine_stats before, after;
+    struct strbuf exact = {0};
     engine_get_stats(g, &before);
     struct engine_submit_options so = {.prompt = ids,
                                        .n_prompt = out->prompt,
@@ -172,7 +181,11 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
             out->overlap ? (double)n_full / ((double)(last - first) / 1e9) : whole_rate(clients, n);
         out->kernel_kv = tokens > 0 ? (double)kernel_kv / tokens : 0;
         out->resident = after.resident_bytes;
+        const struct engine_exact of = exact_since(&before.exact, &after.exact);
+        sparsity_append_exact(&exact, &of);
+        if (exact.n > 0) fprintf(stderr, "# exact: %s\n", exact.data);
     }
+    strbuf_deinit(&exact);
     free(gaps);
     free(ids);
     return rc;

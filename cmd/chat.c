@@ -161,7 +161,11 @@ static struct engine_sparsity sparsity_of(const struct client_sparsity *s) {
                                   .select_ns = (int64_t)(fmin(fmax(s->select_ms, 0), 1e12) * 1e6),
                                   .kv_shallow_bytes = (uint64_t)s->kv_shallow_bytes,
                                   .kv_deep_bytes = (uint64_t)s->kv_deep_bytes,
-                                  .kv_dense_bytes = (uint64_t)s->kv_dense_bytes};
+                                  .kv_dense_bytes = (uint64_t)s->kv_dense_bytes,
+                                  .exact = {.n_passes = (uint64_t)s->exact_passes,
+                                            .n_provisional = (uint64_t)s->exact_provisional,
+                                            .n_accepted = (uint64_t)s->exact_accepted,
+                                            .n_tokens = (uint64_t)s->exact_tokens}};
     /* A newer server's selector is shown as unknown. */
     if (target_selector_parse(&out.settings.selector, s->selector, strlen(s->selector), NULL))
         out.settings.selector = s->selector[0] ? TARGET_UNSET : TARGET_OFF;
@@ -511,6 +515,7 @@ static void set_sparsity(struct client_settings *s, const struct sparsity_flags 
     else if (f->reselect) client_set_text(s, "reselect", f->reselect, strlen(f->reselect));
     if (f->reselector) client_set_text(s, "reselector", f->reselector, strlen(f->reselector));
     if (f->s.surprise >= 0) client_set_real(s, "surprise", f->s.surprise);
+    if (f->exact) client_set_int(s, "exact", f->s.exact);
 }
 
 static void make_settings(struct chat *c, const struct sampling_flags *f,

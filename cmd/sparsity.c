@@ -37,6 +37,11 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
         target_reselector_parse(&f->s.reselector, f->reselector, strlen(f->reselector), &e))
         return options_error(o, "--reselector: '%s' is not one of scorer, mean, recent, random",
                              f->reselector);
+    if (f->exact && target_exact_parse(&f->s.exact, f->exact, strlen(f->exact), &e))
+        return options_error(o, "--exact: '%s' is none of on, off, or a number of tokens to %d",
+                             f->exact, TARGET_MOST_EXACT);
+    if (f->s.exact > 0 && target_settings_check(&f->s, &e))
+        return options_error(o, "%s", e.message);
     return -1;
 }
 
@@ -50,12 +55,21 @@ void sparsity_append_short(struct strbuf *out, const struct engine_sparsity *s) 
                   target_selector_name(s->settings.selector));
 }
 
+void sparsity_append_exact(struct strbuf *out, const struct engine_exact *x) {
+    if (x->n_passes == 0) return;
+    strbuf_printf(out, "%llu dense passes verified %llu provisional tokens and accepted %llu, ",
+                  (unsigned long long)x->n_passes, (unsigned long long)x->n_provisional,
+                  (unsigned long long)x->n_accepted);
+    strbuf_printf(out, "%.1f tokens a pass", (double)x->n_tokens / (double)x->n_passes);
+}
+
 void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
     uint64_t read = s->kv_shallow_bytes + s->kv_deep_bytes;
     if (s->settings.selector == TARGET_OFF) return;
     strbuf_printf(out, "sparsity: %s", target_selector_name(s->settings.selector));
     if (left_out(s))
-        strbuf_printf(out, " kept %d of the prompt's %d blocks", s->n_kept, s->n_blocks);
+        strbuf_printf(out, " kept %d of %s %d blocks", s->n_kept,
+                      s->exact.n_passes > 0 ? "the newest" : "the prompt's", s->n_blocks);
     else strbuf_append_str(out, " left nothing out");
     if (s->n_selections > 1)
         strbuf_printf(
@@ -63,6 +77,8 @@ void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
             "; selected %d times in %.1f ms (%d blocks at first, %d times wider, %d tokens "
             "drawn anew)",
             s->n_selections, (double)s->select_ns / 1e6, s->n_kept_first, s->n_wide, s->n_cut);
+    if (s->exact.n_passes > 0) strbuf_append_str(out, "; exact: ");
+    sparsity_append_exact(out, &s->exact);
     if (s->kv_dense_bytes == 0) return;
     strbuf_printf(out, "; KV read: shallow layers %s,", cmd_bytes((double)s->kv_shallow_bytes));
     strbuf_printf(out, " deep layers %s,", cmd_bytes((double)s->kv_deep_bytes));

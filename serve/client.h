@@ -90,6 +90,9 @@ struct client_sparsity {
     int64_t selections, wide, blocks, kept, first_kept, cut;
     double select_ms;
     int64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
+    int64_t
+        exact; /* most provisional tokens, 0: not exact; dense passes, what they verified, ... */
+    int64_t exact_passes, exact_provisional, exact_accepted, exact_tokens;
 };
 
 /* How a stream ended. */

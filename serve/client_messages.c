@@ -62,6 +62,13 @@ static void take_sparsity(struct client_sparsity *out, const msgpack_object *map
     take_int(map, "kv_shallow_bytes", &out->kv_shallow_bytes);
     take_int(map, "kv_deep_bytes", &out->kv_deep_bytes);
     take_int(map, "kv_dense_bytes", &out->kv_dense_bytes);
+    const msgpack_object *exact = rpc_get(map, "exact");
+    if (!exact || exact->type != MSGPACK_OBJECT_MAP) return;
+    take_int(exact, "limit", &out->exact);
+    take_int(exact, "passes", &out->exact_passes);
+    take_int(exact, "provisional", &out->exact_provisional);
+    take_int(exact, "accepted", &out->exact_accepted);
+    take_int(exact, "tokens", &out->exact_tokens);
 }
 
 void client__take_done(struct client_done *d, const msgpack_object *map) {

@@ -170,9 +170,22 @@ static void pack_reselect(msgpack_packer *pk, const struct target_settings *s) {
     pack_pair_str(pk, "reselector", target_selector_name(s->reselector));
 }
 
+static double per_pass(const struct engine_exact *x) {
+    return x->n_passes > 0 ? (double)x->n_tokens / (double)x->n_passes : 0;
+}
+
+/* Five pairs of a map. */
+static void pack_exact(msgpack_packer *pk, const struct engine_exact *x) {
+    pack_pair_u64(pk, "passes", x->n_passes);
+    pack_pair_u64(pk, "provisional", x->n_provisional);
+    pack_pair_u64(pk, "accepted", x->n_accepted);
+    pack_pair_u64(pk, "tokens", x->n_tokens);
+    pack_pair_real(pk, "tokens_per_pass", per_pass(x));
+}
+
 void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     bool off = s->settings.selector == TARGET_OFF;
-    msgpack_pack_map(pk, off ? 1 : 15);
+    msgpack_pack_map(pk, off ? 1 : 16);
     pack_pair_str(pk, "selector", target_selector_name(s->settings.selector));
     if (off) return;
     pack_keep(pk, &s->settings);
@@ -187,12 +200,20 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "kv_shallow_bytes", s->kv_shallow_bytes);
     pack_pair_u64(pk, "kv_deep_bytes", s->kv_deep_bytes);
     pack_pair_u64(pk, "kv_dense_bytes", s->kv_dense_bytes);
+    rpc_pack_str(pk, "exact");
+    if (s->settings.exact == 0) {
+        msgpack_pack_nil(pk);
+        return;
+    }
+    msgpack_pack_map(pk, 6);
+    pack_pair_int(pk, "limit", s->settings.exact);
+    pack_exact(pk, &s->exact);
 }
 
 /* What a request gets that names nothing of it. */
 static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     const struct target_settings all = engine_sparse_defaults(s->engine);
-    msgpack_pack_map(pk, 11);
+    msgpack_pack_map(pk, 12);
     pack_pair_str(pk, "selector", target_selector_name(all.selector));
     pack_keep(pk, &all);
     pack_pair_int(pk, "min_blocks", all.min_blocks);
@@ -204,6 +225,7 @@ static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     pack_pair_real(pk, "smooth", all.smooth);
     pack_reselect(pk, &all);
     pack_pair_real(pk, "surprise", all.surprise);
+    pack_pair_int(pk, "exact", all.exact);
 }
 
 /* ---- stats ---- */
@@ -276,7 +298,7 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "kv_shallow_bytes_read", st.kv_shallow_bytes_read);
     pack_pair_u64(pk, "kv_deep_bytes_read", st.kv_deep_bytes_read);
     rpc_pack_str(pk, "sparsity");
-    msgpack_pack_map(pk, 8);
+    msgpack_pack_map(pk, 9);
     pack_pair_u64(pk, "requests", st.n_sparse_requests);
     pack_pair_u64(pk, "selections", st.n_selections);
     pack_pair_u64(pk, "blocks", st.n_blocks_selected);
@@ -285,6 +307,9 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "wide", st.n_wide);
     pack_pair_u64(pk, "cut", st.n_cut);
     pack_pair_real(pk, "select_seconds", st.select_seconds);
+    rpc_pack_str(pk, "exact");
+    msgpack_pack_map(pk, 5);
+    pack_exact(pk, &st.exact);
     pack_pair_real(pk, "step_seconds", st.step_seconds);
     pack_pair_real(pk, "overhead_seconds", st.overhead_seconds);
     rpc_pack_str(pk, "speculation");

@@ -159,6 +159,15 @@ static void sparsity(struct strbuf *b, const char *m, const struct engine_stats 
         "Of the lists, those made wider by surprise.", (double)st->n_wide);
     one(b, m, "tandem_sparse_cut_tokens_total", "counter",
         "Verified tokens drawn anew because a new list began before them.", (double)st->n_cut);
+    one(b, m, "tandem_exact_passes_total", "counter",
+        "Dense passes that verified exact answers' provisional tokens.",
+        (double)st->exact.n_passes);
+    one(b, m, "tandem_exact_provisional_tokens_total", "counter",
+        "Tokens of sparse rounds that dense passes verified.", (double)st->exact.n_provisional);
+    one(b, m, "tandem_exact_accepted_tokens_total", "counter", "Of these, emitted.",
+        (double)st->exact.n_accepted);
+    one(b, m, "tandem_exact_tokens_total", "counter",
+        "Tokens that such passes emitted, their own included.", (double)st->exact.n_tokens);
     one(b, m, "tandem_sparse_select_seconds_total", "counter", "Time spent scoring and selecting.",
         st->select_seconds);
 }

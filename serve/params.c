@@ -52,6 +52,7 @@ void params__defaults(struct request_options *o) {
         {"reselect", PARAM_RESELECT, AT(sparse.reselect), 1, TARGET_MOST_BLOCKS, false},           \
         {"reselector", PARAM_RESELECTOR, AT(sparse.reselector), 0, 0, false},                      \
         {"surprise", PARAM_REAL, AT(sparse.surprise), 0, 100, true},                               \
+        {"exact", PARAM_EXACT, AT(sparse.exact), 0, TARGET_MOST_EXACT, false},                     \
         {"drafted", PARAM_BOOL, AT(drafted), 0, 0, false},                                         \
         {"conversation", PARAM_CONVERSATION, AT(conversation), 0, 0, false}, {                     \
         "n", PARAM_ONE, 0, 0, 0, false                                                             \
@@ -251,6 +252,23 @@ static int read_reselector(const struct param *t, const msgpack_object *v, int *
     return target_reselector_parse(out, s, n, e);
 }
 
+/* A number of tokens; true is the most, false none. */
+static int read_exact(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
+    double x;
+    if (v->type == MSGPACK_OBJECT_BOOLEAN) {
+        *out = v->via.boolean ? TARGET_MOST_EXACT : 0;
+        return 0;
+    }
+    if (!rpc_real(v, &x) || x != floor(x))
+        return err_raise(e, E_INVALID, "%s must be true, false or an integer in [0, %d], not %s",
+                         t->name, TARGET_MOST_EXACT, rpc_type_name(v));
+    if (x < t->lo || x > t->hi)
+        return err_raise(e, E_RANGE, "%s is %.15g, allowed is true, false or [0, %d]", t->name, x,
+                         TARGET_MOST_EXACT);
+    *out = (int)x;
+    return 0;
+}
+
 static int read_value(const struct param *t, void *out, const msgpack_object *v, uint64_t salt_seed,
                       struct err *e) {
     char *field = (char *)out + t->offset;
@@ -303,6 +321,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_threshold(t, v, (double *)field, e);
     case PARAM_RESELECT:
         return read_reselect(t, v, (int *)field, e);
+    case PARAM_EXACT:
+        return read_exact(t, v, (int *)field, e);
     case PARAM_RESELECTOR:
         return read_reselector(t, v, (int *)field, e);
     case PARAM_COUPLING: {

@@ -235,6 +235,8 @@ static void select_blocks(const struct engine_submit_options *o, struct engine_s
     out->kv_shallow_bytes = 1000;
     out->kv_deep_bytes = 500;
     out->kv_dense_bytes = 3000;
+    if (out->settings.exact > 0)
+        out->exact = (struct engine_exact){2, 2 * (uint64_t)out->settings.exact, 21, 23};
 }
 
 int engine_submit(struct engine *g, const struct engine_submit_options *o,

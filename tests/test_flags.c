@@ -109,6 +109,12 @@ static void test_flags_sparse(void) {
     assert_true(f.o.sparse.surprise == .25 && f.o.sparse.curve.at[1].keep == .5);
     assert_int_equal(f.o.sparse.reselect, TARGET_RESELECT_SURPRISE);
     assert_int_equal(f.o.sparse.reselector, TARGET_MEAN);
+    taken(&f, "-m t --exact on");
+    assert_int_equal(f.o.sparse.exact, 16);
+    taken(&f, "-m t --exact 3 --sparse mean");
+    assert_int_equal(f.o.sparse.exact, 3);
+    taken(&f, "-m t --exact off --sparse off");
+    assert_int_equal(f.o.sparse.exact, 0);
     taken(&f, "-m t --keep curve");
     assert_true(f.o.sparse.keep == TARGET_CURVE);
     static const char *const bad[][2] = {
@@ -117,6 +123,9 @@ static void test_flags_sparse(void) {
         {"-m t --keep-threshold low", "--keep-threshold: 'low' is neither off nor a number"},
         {"-m t --reselect often", "--reselect: 'often' is none of off, step, surprise"},
         {"-m t --reselector observed", "--reselector: 'observed' is not one of scorer, mean"},
+        {"-m t --exact 17", "--exact: '17' is none of on, off, or a number of tokens to 16"},
+        {"-m t --exact 4 --sparse off", "exact 4, sparse \"off\""},
+        {"-m t --exact 4 --reselect step", "exact 4, reselect 1"},
         {"-m t --smooth 2", "--smooth"},
         {"-m t --keep 0.5 --keep-blocks 3", "--keep and --keep-blocks exclude each other"},
         {"-m t --min-blocks 0", "--min-blocks"},

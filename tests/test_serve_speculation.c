@@ -72,6 +72,10 @@ static void test_serve_speculation_refusals(void) {
         {"'reselect':1.5",
          "reselect must be \"off\", \"step\", \"surprise\" or an integer in [1, 1048576]",
          "reselect"},
+        {"'exact':17", "exact is 17, allowed is true, false or [0, 16]", "exact"},
+        {"'exact':-1", "exact is -1, allowed is true, false or [0, 16]", "exact"},
+        {"'exact':2.5", "exact must be true, false or an integer in [0, 16], not a float", "exact"},
+        {"'exact':'on'", "exact must be true, false or an integer in [0, 16], not a str", "exact"},
         {"'reselector':'observed'",
          "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"recent\" or "
          "\"random\"",
@@ -131,7 +135,7 @@ static void test_serve_sparsity(void) {
                     "\"first_kept\"=>5, \"reselect\"=>\"surprise\", \"reselector\"=>\"recent\", "
                     "\"wide\"=>0, \"cut\"=>0, \"select_ms\"=>0.000000, "
                     "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
-                    "\"kv_dense_bytes\"=>3000}}]");
+                    "\"kv_dense_bytes\"=>3000, \"exact\"=>nil}}]");
     peer_send(&p, "[0,2,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
                   "'random','keep':0.25,'min_blocks':1,'reselect':64}]]");
     peer_expect(&p, "[1, 2, nil, {%\"sparsity\"=>{\"selector\"=>\"random\", "
@@ -141,6 +145,11 @@ static void test_serve_sparsity(void) {
     peer_send(&p, "[0,3,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':'recent'}]]");
     peer_expect(&p, "[1, 3, nil, {%\"sparsity\"=>{\"selector\"=>\"recent\", "
                     "\"keep\"=>\"curve\", %\"kept\"=>2, %}}]");
+    peer_send(&p, "[0,5,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
+                  "'observed','keep_blocks':5,'exact':true}]]");
+    peer_expect(&p, "[1, 5, nil, {%\"exact\"=>{\"limit\"=>16, \"passes\"=>2, "
+                    "\"provisional\"=>32, \"accepted\"=>21, \"tokens\"=>23, "
+                    "\"tokens_per_pass\"=>11.500000}}}]");
     peer_send(&p, "[0,4,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':false}]]");
     peer_expect(&p, "[1, 4, nil, {%\"sparsity\"=>{\"selector\"=>\"off\"}}]");
     stop(&s, &p);
