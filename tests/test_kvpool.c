@@ -345,6 +345,27 @@ static void test_kvpool_private_copy(void) {
     kvpool_close(p);
 }
 
+/* States stand behind K and V, aligned, and are part of the page; numbers that are no size give
+ * none. */
+static void test_kvpool_states(void) {
+    struct kvpool_page_shape s = {
+        .n_layers = 3, .n_kv_heads = 3, .head_dim = 20, .elem_bytes = 2, .scale_bytes = 1};
+    size_t kv = (size_t)3 * 2 * 3 * (20 * 64 * 2 + 1);
+    assert_int_equal(kvpool_state_offset(&s), 0);
+    assert_int_equal(kvpool_page_bytes(&s), (kv + 1023) / 1024 * 1024);
+    s.state_bytes = 4 * 576 * 4;
+    assert_int_equal(kvpool_state_offset(&s), (kv + 63) / 64 * 64);
+    assert_int_equal(kvpool_page_bytes(&s),
+                     ((kv + 63) / 64 * 64 + 4 * 576 * 4 + 1023) / 1024 * 1024);
+    s.state_bytes = -1;
+    assert_int_equal(kvpool_page_bytes(&s), 0);
+    s.state_bytes = 64;
+    s.n_layers = INT32_MAX;
+    s.head_dim = s.n_kv_heads = 1 << 20;
+    assert_int_equal(kvpool_page_bytes(&s), 0);
+    assert_int_equal(kvpool_state_offset(&s), 0);
+}
+
 const struct test tests[] = {
     {"kvpool_hit_rounding", TEST_QUICK, 5000, test_kvpool_hit_rounding},
     {"kvpool_collisions", TEST_QUICK, 5000, test_kvpool_collisions},
@@ -357,5 +378,6 @@ const struct test tests[] = {
     {"kvpool_bad_options", TEST_QUICK, 5000, test_kvpool_bad_options},
     {"kvpool_geometry_waste", TEST_QUICK, 5000, test_kvpool_geometry_waste},
     {"kvpool_private_copy", TEST_QUICK, 5000, test_kvpool_private_copy},
+    {"kvpool_states", TEST_QUICK, 5000, test_kvpool_states},
     {0},
 };
