@@ -150,7 +150,7 @@ static int plan_tokens(const struct flags *f, struct work *p, struct err *e) {
         return err_raise(e, E_RANGE,
                          "a prompt of %d tokens and %d behind it%s: the context is %d tokens; ask "
                          "for shorter --lengths",
-                         longest, behind, late ? " (late questions among them)" : "", context);
+                         longest, behind, late ? " (late facts among them)" : "", context);
     if (p->read.n > 0 && p->read.n_following < TARGET_TRACE_LOOK)
         return err_raise(e, E_RANGE,
                          "a prompt of %d tokens leaves %d of the context's %d; running text needs "
@@ -383,7 +383,7 @@ static const char about[] =
     "Measure what sparse reading costs: each prompt is computed once and answered densely and by\n"
     "every selector and kept size, so that differences are differences of the same prompts.\n\n"
     "  needles   facts hidden in a long text and asked for: one fact; one of four; two that must\n"
-    "            be put together; one asked for late in a long answer\n"
+    "            be put together; one needed late in a long answer\n"
     "  texts     loss of the tokens behind a prompt of running text, agreement with dense, and\n"
     "            where dense attention goes: recall, mass, overlap of layers, is it sparse at all\n"
     "  tasks     LongBench's files: JSON lines with context, input, answers\n\n"
@@ -430,7 +430,7 @@ static const char after[] =
      "most of a needle's answer",  \
      "24"},                                                                                        \
     {OPTION_INT, "late-tokens", NULL, 0, &(f)->n_late, "N", 16, EVAL_FOLLOWING,                    \
-     "of an answer before a late question comes", "192"},                                          \
+     "of an answer before a late fact comes up", "192"},                                          \
     {OPTION_INT, "following", NULL, 0, &(f)->n_following, "N", TARGET_TRACE_LOOK, EVAL_FOLLOWING,  \
      "tokens of running text whose loss is taken", "512"},                                         \
     {OPTION_INT, "task-tokens", NULL, 0, &(f)->n_task_answer, "N", 1, EVAL_FOLLOWING,              \
@@ -455,7 +455,7 @@ static const char after[] =
     {OPTION_STRING, "smooth", NULL, 0, &(f)->smooth, "LIST", 0, 0,                                 \
      "share of its neighbours' mean score that a block gets", "0, or the scorer file's"},          \
     {OPTION_FLAG, "again", NULL, 0, &(f)->again, NULL, 0, 0,                                       \
-     "observed, mean, scorer once more, selecting anew at a late question", NULL},                 \
+     "observed, mean, scorer once more, selecting anew at a late fact", NULL},                 \
     {OPTION_FLAG, "each-step", NULL, 0, &(f)->each_step, NULL, 0, 0,                               \
      "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
     {OPTION_GROUP, "Calibration", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \

@@ -26,7 +26,7 @@ enum { EVAL_MAX_COLUMNS = 48, EVAL_MAX_SCORERS = 8, EVAL_MAX_KEEPS = 8 };
  * an observed beginning the first scorer there is, else the mean). */
 enum eval_anew {
     EVAL_ONCE,
-    EVAL_AGAIN,     /* where a late question was asked */
+    EVAL_AGAIN,     /* where a late fact comes up */
     EVAL_EACH_STEP, /* before every token */
     EVAL_N_ANEW
 };

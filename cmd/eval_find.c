@@ -36,7 +36,7 @@ struct prompt {
     int n_lead, n_late;                                  /* of which the last are the question */
 };
 
-/* A late question stands behind n_late tokens of the text that goes on. */
+/* A late fact comes up behind n_late tokens of the text that goes on. */
 static int write_lead(struct eval_bed *b, const struct eval_text *v, int from,
                       const struct eval_needle *needle, int n_late, struct prompt *p,
                       struct err *e) {
@@ -44,7 +44,10 @@ static int write_lead(struct eval_bed *b, const struct eval_text *v, int from,
     struct tokens q = {.limit = EVAL_QUESTION_TOKENS};
     ASSERT(n_late <= EVAL_FOLLOWING && (size_t)(from + n_late) <= v->ids.n);
     memcpy(p->lead, v->ids.ids + from, sizeof *p->lead * (size_t)n_late);
-    strbuf_printf(&s, "\n\nQuestion: %s\nAnswer:", needle->question);
+    /* The fact's own sentence up to the value, which ends it: the answer comes to speak of it. */
+    const char *fact = needle->fact[0].text, *value = strstr(fact, needle->value);
+    ASSERT(value && value > fact);
+    strbuf_printf(&s, "\n\n%.*s", (int)(value - fact - 1), fact);
     int rc = tokenizer_encode(b->tokenizer, s.data, s.n, 0, &q, e);
     if (!rc) memcpy(p->lead + n_late, q.ids, sizeof *p->lead * q.n);
     p->n_late = n_late;

@@ -35,11 +35,11 @@ struct eval_find_options {
     enum eval_needle_kind kind[EVAL_N_NEEDLE_KINDS];
     int n;        /* of each length */
     int n_answer; /* tokens */
-    int n_late;   /* tokens of the answer in front of a late question */
+    int n_late;   /* tokens of the answer in front of a late fact */
     uint64_t seed;
     FILE *answers; /* a JSON line a prompt; NULL: none */
 };
-enum { EVAL_QUESTION_TOKENS = 64 }; /* most of a late question */
+enum { EVAL_QUESTION_TOKENS = 64 }; /* most of a late fact's beginning */
 
 struct eval_found {
     int length, depth; /* indexes */
