@@ -43,7 +43,7 @@ struct sparsity_flags {
     {OPTION_DOUBLE, "surprise", NULL, 0, &(f)->s.surprise, "NATS", 0, 100,                         \
      "--reselect surprise: rise of the mean surprise of 16 tokens", "0.5"},                        \
     {OPTION_STRING, "exact", NULL, 0, &(f)->exact, "N", 0, 0,                                      \
-     "the dense answer: sparse reading proposes up to N tokens (1..16, on: 16), then a dense pass " \
+     "the dense answer: sparse reading proposes up to N tokens (1..16, on: 16), then a dense pass "\
      "verifies them; off", "off"}
 /* clang-format on */
 
