@@ -157,6 +157,9 @@ struct kern_attn_taps {
     /* f64/u64 counter in backend memory: bytes of K and V that were read, added to. NULL: not
      * counted. */
     uint64_t *kv_bytes_read;
+    /* The rows of `out`, packed as `pack` does, where its data is not NULL; what `out` holds
+     * afterwards is then anything. */
+    struct kern_act act;
 };
 
 /* ---- States of the select layer, and scores of blocks ---------------------------------------- */

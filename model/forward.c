@@ -76,11 +76,10 @@ static int attention_block(struct model *m, const struct model_pass *p, const st
     float scale = 1.0f / sqrtf((float)c->head_dim);
     struct kern_attn_taps taps = g->taps;
     if (taps.head_mass) taps.head_mass += (size_t)(layer - g->first_layer) * g->head_mass_stride;
+    taps.act = act_for(m, l->o.part);
     TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, scale, w->qkv, &kv, &taps,
                           w->attn_scratch, w->heads));
-    struct kern_act act = act_for(m, l->o.part);
-    TRY(k->ops->pack(k, batch.rows, c->n_heads * c->head_dim, w->heads, act));
-    TRY(linear(k, batch.rows, &l->o, act, w->delta));
+    TRY(linear(k, batch.rows, &l->o, taps.act, w->delta));
     return 0;
 }
 

@@ -211,6 +211,36 @@ static float *run_twin(const struct bed *b) {
     return out;
 }
 
+/* The packed rows that attention itself writes are those that `pack` makes of `out`. out: backend
+ * memory, as attention left it. */
+static void check_packed(struct kern *k, const struct bed *b, const struct kern_batch *batch,
+                         const struct kern_lists *lists, const float *qkv, const struct kern_kv *kv,
+                         struct kern_attn_taps taps, void *scratch, const float *out) {
+    int cols = b->s.n_heads * b->s.head_dim;
+    size_t bytes = k->ops->act_bytes(k, batch->rows, cols);
+    float *spare = dev_put(k, NULL, out_floats(b) * sizeof *out);
+    for (int i = 0; i < 2; i++) {
+        enum kern_dtype partner = i ? KERN_BF16 : KERN_F16;
+        struct kern_act want = {dev_put(k, NULL, bytes), bytes, partner};
+        taps.act = (struct kern_act){dev_put(k, NULL, bytes), bytes, partner};
+        assert_int_equal(k->ops->attention(k, batch, lists, b->s.n_heads, scale_of(b), qkv, kv,
+                                           &taps, scratch, spare),
+                         0);
+        assert_int_equal(k->ops->pack(k, batch->rows, cols, out, want), 0);
+        uint16_t *x = dev_get(k, taps.act.data, bytes), *y = dev_get(k, want.data, bytes);
+        for (size_t at = 0; at < bytes / sizeof *x; at++)
+            if (x[at] != y[at])
+                fail_msg("packed for %s, %d heads of %d: element %zu of %zu is %04x, want %04x",
+                         kern_dtype_name(partner), b->s.n_heads, b->s.head_dim, at,
+                         bytes / sizeof *x, x[at], y[at]);
+        free(x);
+        free(y);
+        k->ops->unreserve(k, taps.act.data);
+        k->ops->unreserve(k, want.data);
+    }
+    k->ops->unreserve(k, spare);
+}
+
 /* Runs twice into the same buffers, which start as NaNs: the second run finds the scratch as the
  * first left it. kv_bytes (NULL: not wanted): what the counter grew by in one run. */
 static float *run_cuda(struct kern *k, const struct bed *b, uint64_t *kv_bytes) {
@@ -253,6 +283,7 @@ static float *run_cuda(struct kern *k, const struct bed *b, uint64_t *kv_bytes) 
     if (kv_bytes) *kv_bytes = (*after - counter) / 2;
     assert_true((*after - counter) % 2 == 0);
     free(after);
+    check_packed(k, b, &batch, &lists, qkv, &kv, taps, scratch, out);
     free(got[1]);
     while (n) k->ops->unreserve(k, dev[--n]);
     return got[0];

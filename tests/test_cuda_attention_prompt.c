@@ -218,7 +218,7 @@ static float scale_of(const struct pass *p) {
 
 /* Arrays go to the backend's memory by dev_put, which works for the CPU's as well. */
 static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
-    void *mine[20];
+    void *mine[24];
     int n = 0;
 #define PUT(host, bytes) (mine[n++] = dev_put(k, (host), (bytes)))
     size_t rows4 = (size_t)p->n_rows * 4, entries4 = (size_t)(p->n_lists * p->capacity) * 4;
@@ -262,6 +262,22 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
         0);
     assert_ok(k->ops->sync(k, &e), e);
     struct result r = {.out = dev_get(k, out, out_bytes + 256)};
+    /* The packed rows that attention itself writes are those that `pack` makes of `out`. */
+    int cols = p->s.n_heads * p->s.head_dim;
+    size_t act_bytes = k->ops->act_bytes(k, b.rows, cols);
+    float *spare = PUT(NULL, out_bytes);
+    struct kern_act want = {PUT(NULL, act_bytes), act_bytes, p->s.dtype};
+    struct kern_attn_taps packed = {.ancestors = taps.ancestors};
+    packed.act = (struct kern_act){PUT(NULL, act_bytes), act_bytes, p->s.dtype};
+    assert_int_equal(k->ops->attention(k, &b, &lists, p->s.n_heads, scale_of(p), qkv, &kv, &packed,
+                                       scratch, spare),
+                     0);
+    assert_int_equal(k->ops->pack(k, b.rows, cols, out, want), 0);
+    uint8_t *act_got = dev_get(k, packed.act.data, act_bytes);
+    uint8_t *act_want = dev_get(k, want.data, act_bytes);
+    assert_memory_equal(act_got, act_want, act_bytes);
+    free(act_got);
+    free(act_want);
     if (mass) r.mass = dev_get(k, mass, mass4);
     if (heads) r.head_mass = dev_get(k, heads, heads4);
     uint64_t *got = dev_get(k, bytes, 8);

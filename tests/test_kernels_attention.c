@@ -192,6 +192,28 @@ static float scale_of(const struct bench *c) {
     return 1.f / sqrtf((float)c->s.head_dim);
 }
 
+/* The packed rows that attention itself makes are those that `pack` makes of `out`. */
+static void check_packed(struct kern *k, const struct bench *c, void *scratch) {
+    int cols = c->s.n_heads * c->s.head_dim;
+    size_t bytes = (k->ops->act_bytes(k, c->b.rows, cols) + 63) / 64 * 64;
+    size_t out_bytes = (size_t)(c->n_rows * cols) * sizeof(float);
+    uint8_t *got = aligned_alloc(64, bytes), *want = aligned_alloc(64, bytes);
+    float *spare = malloc(out_bytes);
+    assert_true(got && want && spare);
+    memset(got, 0xa5, bytes);
+    memset(want, 0xa5, bytes);
+    struct kern_attn_taps taps = {.act = {got, bytes, KERN_BF16}};
+    assert_int_equal(k->ops->attention(k, &c->b, &c->lists, c->s.n_heads, scale_of(c), c->qkv,
+                                       &c->kv, &taps, scratch, spare),
+                     0);
+    struct kern_act act = {want, bytes, KERN_BF16};
+    assert_int_equal(k->ops->pack(k, c->b.rows, cols, c->out, act), 0);
+    assert_memory_equal(got, want, bytes);
+    free(spare);
+    free(want);
+    free(got);
+}
+
 static void run(struct kern *k, struct bench *c, const struct kern_attn_taps *taps) {
     struct kern_rows rows = c->b.rows;
     size_t bytes =
@@ -207,6 +229,7 @@ static void run(struct kern *k, struct bench *c, const struct kern_attn_taps *ta
                                        &c->kv, taps, scratch, c->out),
                      0);
     for (size_t i = bytes; i < all; i++) assert_int_equal(scratch[i], 0xa5);
+    if (!taps && c->n_rows <= 8) check_packed(k, c, scratch);
     free(scratch);
 }
 

@@ -122,6 +122,7 @@ static void copy_lists(struct kern_lists *to, const struct kern_lists *from) {
 }
 static void copy_taps(struct kern_attn_taps *to, const struct kern_attn_taps *from) {
     COPY(mass), COPY(mass_line), COPY(head_mass), COPY(ancestors), COPY(kv_bytes_read);
+    copy_act(&to->act, &from->act);
 }
 static void copy_plane(struct kern_plane *to, const struct kern_plane *from) {
     COPY(base), COPY(page_stride), COPY(plane_offset), COPY(cols), COPY(has_first);

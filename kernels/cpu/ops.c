@@ -262,6 +262,14 @@ static int op_gather(struct kern *k, const float *x, int cols, const int32_t *ro
     return 0;
 }
 
+static int op_attention(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
+                        int n_heads, float scale, const float *qkv, const struct kern_kv *kv,
+                        const struct kern_attn_taps *taps, void *scratch, float *out) {
+    int rc = kern_cpu_attention(k, b, lists, n_heads, scale, qkv, kv, taps, scratch, out);
+    if (rc || !taps || !taps->act.data) return rc;
+    return op_pack(k, b->rows, n_heads * kv->head_dim, out, taps->act);
+}
+
 const struct kern_ops cpu_ops = {
     .backend = "cpu",
     .close = cpu_close,
@@ -289,7 +297,7 @@ const struct kern_ops cpu_ops = {
     .gather = op_gather,
     .rope_kv = kern_cpu_rope_kv,
     .attn_scratch_bytes = kern_cpu_attn_scratch_bytes,
-    .attention = kern_cpu_attention,
+    .attention = op_attention,
     .note_states = kern_cpu_note_states,
     .score_scratch_bytes = kern_cpu_score_scratch_bytes,
     .score = kern_cpu_score,

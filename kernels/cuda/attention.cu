@@ -39,6 +39,11 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
     a.qkv_stride = (n_heads + 2 * kv->n_kv_heads) * kv->head_dim;
     a.out = out;
     if (taps) {
+        if (taps->act.data) {
+            a.act = (uint16_t *)taps->act.data;
+            a.act_stride = act_stride(n_heads * kv->head_dim);
+            a.act_bf16 = act_is_bf16(&taps->act);
+        }
         a.mass = taps->mass_line ? taps->mass : NULL;
         a.head_mass = taps->mass_line ? taps->head_mass : NULL;
         a.mass_line = taps->mass_line;
@@ -47,6 +52,17 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
     }
     a.scratch = (uint8_t *)scratch;
     return a;
+}
+
+/* Prompt rows' packed form. */
+static int attn_pack_prompt(struct kern *k, const struct kern_batch *b, int cols, const float *out,
+                            struct kern_act act) {
+    size_t before = (size_t)b->rows.n_gen * (size_t)act_stride(cols) * sizeof(uint16_t);
+    ASSERT(before <= act.bytes);
+    act.data = (uint8_t *)act.data + before;
+    act.bytes -= before;
+    return kern_cuda_pack(k, (struct kern_rows){0, b->rows.n_prompt}, cols,
+                          out + (size_t)b->rows.n_gen * (size_t)cols, act);
 }
 
 int kern_cuda_attention(struct kern *k, const struct kern_batch *b, const struct kern_lists *lists,
@@ -63,8 +79,11 @@ int kern_cuda_attention(struct kern *k, const struct kern_batch *b, const struct
     struct attn_args a = attn_args(b, lists, n_heads, scale, qkv, kv, taps, scratch, out);
     a.scratch_bytes =
         kern_cuda_attn_scratch_bytes(k, b->rows, b->n_seqs, n_heads, kv->head_dim, lists->capacity);
+    if (a.act) ASSERT(kern_cuda_act_bytes(k, b->rows, n_heads * kv->head_dim) <= taps->act.bytes);
     int rc = cuda_attention_gen(c, &a);
     if (!rc && a.n_prompt > 0) rc = cuda_attention_prompt(c, &a);
     if (!rc && (a.mass || a.head_mass)) rc = cuda_attention_mass(c, &a);
+    if (!rc && a.act && a.n_prompt > 0)
+        rc = attn_pack_prompt(k, b, n_heads * kv->head_dim, out, taps->act);
     return rc;
 }

@@ -44,6 +44,10 @@ struct attn_args {
     /* Scratch of the call, shared by the classes. */
     uint8_t *scratch;
     size_t scratch_bytes;
+    /* Not NULL: generated rows go here, packed for a product, and not to `out`. */
+    uint16_t *act;
+    int act_stride; /* elements */
+    bool act_bf16;
 };
 
 /* attention_gen.cu */
@@ -181,10 +185,6 @@ __device__ static inline void copy_to_smem(uint32_t dst, const void *src, uint32
                      : "memory");
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
-}
-/* Into the L2 cache; harmless whatever the bytes are (allowed before pdl_wait). */
-__device__ static inline void prefetch_l2(const void *p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
 }
 
 /* ---- Matrices ---- */

@@ -7,8 +7,7 @@
  * takes V dimensions of 32 / V nodes. Their (m, l) lie across the lanes, so that the tree of
  * factors is computed for all pairs at once and handed out by shuffles.
  *
- * What is read before pdl_wait (rows, lists) nothing writes any more: attention_gen.cu lets this
- * kernel start only after its own pdl_wait. */
+ * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 
 #include "kernels/cuda/attention_gen_load.cuh"
 
@@ -165,8 +164,27 @@ __device__ static inline void combine_put(const struct attn_args &a, const combi
     int d = (w.part * 32 + (threadIdx.x & 31)) * V;
     if (d >= a.head_dim) return;
     float by = gen_by(node.l), *out = a.out + ((size_t)w.row * a.n_heads + w.head) * a.head_dim + d;
+    if (a.act) {
+        uint16_t *act = a.act + (size_t)w.row * a.act_stride + (size_t)w.head * a.head_dim + d;
+        float v[4] = {};
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = gen_out(node.v[i], by);
+        uint2 packed = to_act_quad(make_float4(v[0], v[1], v[2], v[3]), a.act_bf16);
+        if constexpr (V == 4) *(uint2 *)act = packed;
+        else if constexpr (V == 2) *(uint32_t *)act = packed.x;
+        else *act = (uint16_t)packed.x;
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < V; i++) out[i] = gen_out(node.v[i], by);
+}
+
+/* Packed rows are zero behind their columns. */
+__device__ static void combine_pad(const struct attn_args &a) {
+    int cols = a.n_heads * a.head_dim, n = a.act_stride - cols;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n * a.n_gen;
+         i += gridDim.x * blockDim.x)
+        a.act[(size_t)(i / n) * a.act_stride + cols + i % n] = 0;
 }
 
 /* A block a task at a time, its warps aligned nodes of the tree; a warp a task where there are few
@@ -199,6 +217,7 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
     int i = alone ? warp * gridDim.x + blockIdx.x : blockIdx.x;
     combine_task w = combine_next(a, p, t, level, i, step);
     pdl_wait();
+    if (a.act && a.act_stride > a.n_heads * a.head_dim) combine_pad(a);
     while (i < n_tasks) {
         int each = level ? 1 : GEN_FOLD; /* nodes of a warp: what no warp splits, times 2^n */
         while (!alone && each * GEN_COMBINE_WARPS < w.n) each *= 2;

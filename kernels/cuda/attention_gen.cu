@@ -14,6 +14,11 @@
  * have agreed on the largest score and exchanged weights through shared memory, a quarter of the
  * dimensions with V. So no sums meet across warps, and a node's (m, l, o) stay in registers.
  *
+ * Start. Rows, lists, and pages that the pass does not write, are read before pdl_wait (cuda.cuh
+ * says why they may be): blocks find their work and load what they can when the product before
+ * leaves an SM, while the new K and V are still being rotated. Blocks without work leave at once,
+ * so that the next product's take their place and fill their rings.
+ *
  * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the
  * work and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join
  * 1: 13.4. Measured 16.7: finding the work takes twice that, because its code is cold in every
@@ -83,10 +88,14 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
     for (int n = 0;; n++) {
         bar_wait(smem_addr(&sh->item_full[n % GEN_ITEMS]), n / GEN_ITEMS & 1);
         const struct gen_item &item = sh->item[n % GEN_ITEMS];
-        if (item.n_pages < 0) break;
+        if (item.n_pages < 0) {
+            if (n == 0 && blockIdx.x == 0) pdl_wait(); /* one does, so that the grid does */
+            break;
+        }
         if (item.fresh) {
             named_sync(1, GEN_WARPS * 32); /* nobody reads the queries before */
             gen_put_positions(a, p, item, sh);
+            if (n == 0) pdl_wait();
             gen_put_queries<T, D, EXACT, N>(a, p, item, frag);
             named_sync(1, GEN_WARPS * 32);
             w.clear = gen_clear_until(a, item, sh);
@@ -107,27 +116,6 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
 }
 
 /* ---- The kernel ---- */
-
-/* The small arrays and the lists, shared out over the grid. */
-__device__ static void gen_prefetch(const struct attn_args &a, const struct gen_plan &p) {
-    size_t at = ((size_t)blockIdx.x * GEN_THREADS + threadIdx.x) * 32;
-    size_t step = (size_t)gridDim.x * GEN_THREADS * 32; /* elements: lines of 128 bytes */
-    size_t n_list = (size_t)p.n_lists * a.capacity;
-    for (size_t i = at; i < (size_t)a.n_gen; i += step) {
-        prefetch_l2(a.position + i);
-        prefetch_l2(a.row_seq + i);
-    }
-    for (size_t i = at; i < (size_t)a.n_seqs; i += step) {
-        prefetch_l2(a.seq_row + i);
-        prefetch_l2(a.seq_n_rows + i);
-    }
-    for (size_t i = at; i < (size_t)p.n_lists; i += step) prefetch_l2(a.n_blocks + i);
-    if (n_list > 1 << 18) return; /* much of it is unused then */
-    for (size_t i = at; i < n_list; i += step) {
-        prefetch_l2(a.page + i);
-        prefetch_l2(a.block + i);
-    }
-}
 
 /* The bound of 32 threads more an SM (168 registers) leaves room for a combining block. */
 template <typename T, int D, bool EXACT, int N>
@@ -158,10 +146,8 @@ __global__ void __launch_bounds__(gen_cut<D>::per_sm == 2 ? 192 : GEN_THREADS, g
         bar_init_fence();
     }
     gen_clear(a, t);
-    gen_prefetch(a, p);
+    pdl_trigger();
     __syncthreads();
-    pdl_wait();
-    pdl_trigger(); /* behind pdl_wait: the combining kernel relies on it */
     gen_look(a, p, t);
     if (threadIdx.x >= GEN_WARPS * 32) gen_load(a, p, sh, t, ring);
     else
@@ -313,6 +299,7 @@ int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a) {
     size_t items = chunks * (size_t)a->n_kv * (size_t)a->capacity;
     if (items == 0) p.n_lists = 0;
     else if (a->bf16) rc = gen_launch_as<__nv_bfloat16>(c, a, &p, items);
+
     else rc = gen_launch_as<__half>(c, a, &p, items);
     if (rc) return rc;
     return cuda_attention_gen_combine(c, a, p);

@@ -74,7 +74,7 @@ struct gen_layout {
 };
 /* ints */
 __host__ __device__ static inline size_t gen_table_ints(int n_seqs, int n_lists) {
-    return (size_t)n_seqs * 3 + (size_t)n_lists * 5 + 2 * GEN_MAX_LEVELS + 2;
+    return (size_t)n_seqs * 4 + (size_t)n_lists * 5 + 2 * GEN_MAX_LEVELS + 2;
 }
 __host__ __device__ static inline struct gen_layout gen_layout(int head_dim, int max_q, int n_seqs,
                                                                int n_lists) {

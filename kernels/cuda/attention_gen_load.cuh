@@ -11,19 +11,19 @@
 
 /* ---- Finding work ---- */
 
-/* Per sequence: largest position, first row, generated rows. Per list: entries, chunks of max_q
- * queries, first slot, items before it (whole nodes, list ends). Of the call where it has many
- * lists, for each level that an item may have: items and slots; pages through which queries go, the
- * longest list. */
+/* Per sequence: largest and smallest position, first row, generated rows. Per list: entries, chunks
+ * of max_q queries, first slot, items before it (whole nodes, list ends). Of the call where it has
+ * many lists, for each level that an item may have: items and slots; pages through which queries
+ * go, the longest list. */
 struct gen_tables {
-    int *last, *row, *n_rows;
+    int *last, *least, *row, *n_rows;
     int *n_entries, *n_chunks, *slot, *before[2];
     int *n_items, *n_slots, *n_pages, *longest;
 };
 __device__ static inline struct gen_tables gen_tables(int *p, int n_seqs, int n_lists) {
     struct gen_tables t;
-    t.last = p, t.row = p + n_seqs, t.n_rows = p + 2 * n_seqs;
-    t.n_entries = p + 3 * n_seqs, t.n_chunks = t.n_entries + n_lists;
+    t.last = p, t.row = p + n_seqs, t.n_rows = p + 2 * n_seqs, t.least = p + 3 * n_seqs;
+    t.n_entries = p + 4 * n_seqs, t.n_chunks = t.n_entries + n_lists;
     t.slot = t.n_chunks + n_lists;
     t.before[0] = t.slot + n_lists, t.before[1] = t.before[0] + n_lists;
     t.n_items = t.before[1] + n_lists;
@@ -40,7 +40,7 @@ __device__ static inline int gen_level_of(int choice) {
 
 /* All threads, before a __syncthreads and gen_look. */
 __device__ static void gen_clear(const struct attn_args &a, const struct gen_tables &t) {
-    for (int s = threadIdx.x; s < a.n_seqs; s += blockDim.x) t.last[s] = -1;
+    for (int s = threadIdx.x; s < a.n_seqs; s += blockDim.x) t.last[s] = -1, t.least[s] = INT_MAX;
     for (int i = threadIdx.x; i < 2 * GEN_MAX_LEVELS + 2; i += blockDim.x) t.n_items[i] = 0;
 }
 
@@ -128,7 +128,7 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
 #pragma unroll 1
     for (int r = tid; r < a.n_gen; r += blockDim.x) {
         int s = __ldcg(a.row_seq + r), at = __ldcg(a.position + r);
-        if (s >= 0 && s < a.n_seqs) atomicMax(&t.last[s], at);
+        if (s >= 0 && s < a.n_seqs) atomicMax(&t.last[s], at), atomicMin(&t.least[s], at);
     }
 #pragma unroll 1
     for (int s = tid; s < a.n_seqs; s += blockDim.x) {
@@ -263,6 +263,7 @@ struct gen_walk {
     struct gen_item item;
     int list, e, e_end; /* entries behind the run */
     int n, page, block, last;
+    int written;      /* blocks from this one on get tokens in this pass */
     bool first, open; /* first: run of its item */
     bool small;       /* the whole call may wait for memory at once */
 };
@@ -287,6 +288,7 @@ __device__ static void gen_walk_item(const struct attn_args &a, const struct gen
     w.item.slot = t.slot[i] + (h * n_nodes + node) * n_q;
     w.item.only = n_nodes == 1;
     w.list = i, w.last = t.last[s];
+    w.written = a.n_prompt ? 0 : t.least[s] >> 6;
     w.e = node << w.level;
     w.e_end = min(n_entries, w.e + (1 << w.level));
     w.item.n_pages = w.e_end - w.e;
@@ -403,6 +405,7 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
     unsigned long long bytes = 0;
     struct gen_walk next;
     struct gen_ring landed = ring;
+    bool waited = false; /* pages that nobody writes in this pass need not be waited for */
     gen_walk_begin(a, p, t, next);
     landed.turn = (next.small ? p.n_stages : p.window) - 1; /* stages that may still wait */
     for (;;) {
@@ -421,6 +424,10 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
             int page = __shfl_sync(~0u, now.page, e), block = __shfl_sync(~0u, now.block, e);
             long long newer = (long long)now.last - (long long)block * KERN_BLOCK + 1;
             uint32_t n_tokens = newer < KERN_BLOCK ? (uint32_t)max(newer, 1ll) : KERN_BLOCK;
+            if (!waited && block >= now.written) {
+                pdl_wait();
+                waited = true;
+            }
             gen_load_plane(sh, ring, landed, block, attn_plane(a, page, now.item.head, false),
                            ring.plane);
             gen_load_plane(sh, ring, landed, block, attn_plane(a, page, now.item.head, true),
@@ -430,7 +437,9 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
             if (e == 0) gen_walk_next(a, p, t, next);
         }
     }
-    if (lane == 0 && a.kv_bytes && bytes) atomicAdd(a.kv_bytes, bytes);
+    if (!a.kv_bytes || !bytes) return;
+    if (!waited) pdl_wait();
+    if (lane == 0) atomicAdd(a.kv_bytes, bytes);
 }
 
 #endif

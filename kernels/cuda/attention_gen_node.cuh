@@ -391,15 +391,20 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 if (!gen_query(j.a, j.p, j.item, at, &row, &head)) continue;
                 size_t slot = (size_t)j.item.slot + j.item.q0 + at;
                 float *to = j.p.o + slot * hd, by = gen_by(l[i][r]);
-                if (j.item.only) to = j.a.out + ((size_t)row * j.a.n_heads + head) * hd;
-                else if (j.w.warp == 0 && t == 0) j.p.ml[slot] = make_float2(m[i][r], l[i][r]);
+                uint16_t *packed = NULL;
+                if (j.item.only) {
+                    to = j.a.out + ((size_t)row * j.a.n_heads + head) * hd;
+                    if (j.a.act) packed = j.a.act + (size_t)row * j.a.act_stride + head * hd;
+                } else if (j.w.warp == 0 && t == 0) j.p.ml[slot] = make_float2(m[i][r], l[i][r]);
 #pragma unroll
                 for (int d = 0; d < 2 * P; d++) {
                     int pair = j.w.warp + 4 * (d / 2);
                     if (!has(pair, EXACT ? D : hd) || pair * 16 >= D) break;
                     float2 v = make_float2(o[i][d][r * 2], o[i][d][r * 2 + 1]);
                     if (j.item.only) v = make_float2(gen_out(v.x, by), gen_out(v.y, by));
-                    *(float2 *)(to + pair * 16 + d % 2 * 8 + t * 2) = v;
+                    int e = pair * 16 + d % 2 * 8 + t * 2;
+                    if (packed) *(uint32_t *)(packed + e) = to_act_pair(v.x, v.y, j.a.act_bf16);
+                    else *(float2 *)(to + e) = v;
                 }
             }
     }

@@ -9,6 +9,10 @@
  * thread before it reads or writes anything that another kernel or copy touches; before that it may
  * only read weights (nothing writes them after loading), set up shared memory, and compute.
  * pdl_trigger() early lets the next one start. On chips before sm_90 both do nothing.
+ * embed, the first kernel of a pass, triggers behind its pdl_wait: whatever was enqueued before the
+ * pass is done when another kernel of the pass starts. Attention of generated rows and its
+ * combining kernel therefore read rows, lists and pages that the pass does not write before their
+ * pdl_wait.
  *
  * Shapes are host arguments; contents are device memory. Nothing here reads device memory on the
  * host, allocates or waits outside of open, close, sync, download and record_*.
@@ -131,21 +135,19 @@ __device__ static inline __half2 to_act_half2(float x, float y) {
 __device__ static inline __half to_act_half(float x) {
     return __low2half(to_act_half2(x, x));
 }
-/* Four neighbours as they lie in memory. */
-__device__ static inline uint2 to_act_quad(float4 v, bool bf16) {
+/* Two neighbours as they lie in memory; four. */
+__device__ static inline uint32_t to_act_pair(float x, float y, bool bf16) {
     union {
-        __half2 h[2];
-        __nv_bfloat162 b[2];
-        uint2 bits;
+        __half2 h;
+        __nv_bfloat162 b;
+        uint32_t bits;
     } out;
-    if (bf16) {
-        out.b[0] = __floats2bfloat162_rn(v.x, v.y);
-        out.b[1] = __floats2bfloat162_rn(v.z, v.w);
-    } else {
-        out.h[0] = to_act_half2(v.x, v.y);
-        out.h[1] = to_act_half2(v.z, v.w);
-    }
+    if (bf16) out.b = __floats2bfloat162_rn(x, y);
+    else out.h = to_act_half2(x, y);
     return out.bits;
+}
+__device__ static inline uint2 to_act_quad(float4 v, bool bf16) {
+    return make_uint2(to_act_pair(v.x, v.y, bf16), to_act_pair(v.z, v.w, bf16));
 }
 
 /* ---- Weights ----

@@ -249,12 +249,12 @@ __global__ void __launch_bounds__(THREADS, TURNS == 1 ? 5 : 3)
     float freq = 0.f;
     if (a.inv_freq && threadIdx.x < a.dim / 2) freq = a.inv_freq[threadIdx.x];
     pdl_wait();
-    if (a.row_seq[row_idx] < 0) return; /* idle: the whole block */
     float *row = a.qkv + (size_t)row_idx * n_items * a.head_dim;
     int idx = begin + team;
     bool live = idx < end;
     part<TURNS> h = load_head<TURNS>(a, row, idx, live, lane);
     int position = a.position[row_idx], slot = a.slot_page[row_idx];
+    if (a.row_seq[row_idx] < 0) return; /* idle: the whole block */
     if (a.inv_freq && threadIdx.x < a.dim / 2) {
         float2 cs = turn(position, freq, a.scale);
         cos[threadIdx.x] = cs.x;

@@ -189,8 +189,8 @@ __device__ float plain_value(uint16_t v, bool bf16) {
 /* A block a row of x. */
 __global__ void embed_plain_kernel(const uint16_t *w, bool bf16, int rows, int cols, int stride,
                                    const int32_t *token, float *x) {
-    pdl_trigger();
     pdl_wait();
+    pdl_trigger(); /* behind pdl_wait: cuda.cuh */
     int id = token[blockIdx.x];
     bool inside = id >= 0 && id < rows;
     const uint16_t *row = w + (size_t)(inside ? id : 0) * (size_t)stride;
@@ -203,8 +203,8 @@ template <enum kern_dtype T>
 __global__ void embed_quant_kernel(const uint8_t *w, int rows, int cols, int tiles,
                                    const int32_t *token, float *x) {
     using Q = quant<T>;
-    pdl_trigger();
     pdl_wait();
+    pdl_trigger(); /* behind pdl_wait: cuda.cuh */
     int id = token[blockIdx.x];
     bool inside = id >= 0 && id < rows;
     const uint8_t *strip = w + (size_t)(inside ? id / 16 : 0) * (size_t)tiles * Q::TILE;
