@@ -11,7 +11,10 @@
  *   a border is 2 to 3 us, from a block's last bytes to the next one's first.
  * - Two blocks an SM, this product's and the next one's, each with half a ring, were slower: where
  *   blocks end at different times, an SM gets two blocks of the next product and another none.
- *   So was asking for the lines behind the ring to come into L2.
+ *   So was asking for lines to come into L2, those behind the ring or the next product's first:
+ *   the way from L2 to the SMs is hardly wider than that from memory.
+ * - Before pdl_wait a block waits for 40 KB at a time: 27 MB of requests in front of theirs cost
+ *   the small kernels between two products, and a short attention, 2 to 4 us.
  *
  * Measured on an H200, us (byte floor): 4096 x 14336, 1 row 28.1, 8 rows 29.4 (25.8); 28672 x 4096
  * 55.4, 58.0 (51.6); 6144 x 4096 12.5, 13.3 (11.1); 4096 x 4096 8.9, 9.7 (7.4); 2048 x 8192 11.1,
@@ -35,8 +38,9 @@ enum {
     THREADS = 32 * WARPS,
     STEP_COLS = BLOCK_COLS / CHAINS,
     PITCH = STEP_COLS * 2,
-    SMEM_SMALL = 99 << 10, /* a block's, on every chip from sm_80 */
-    SMEM_BIG = 216 << 10,  /* one block an SM, and room for small kernels beside it */
+    SMEM_SMALL = 99 << 10,  /* a block's, on every chip from sm_80 */
+    SMEM_BIG = 216 << 10,   /* one block an SM, and room for small kernels beside it */
+    FILL_WINDOW = 40 << 10, /* bytes that an SM asks for at a time before pdl_wait */
 };
 
 template <int M_TILES_, int N_TILES_, bool BIG> struct few {
@@ -48,7 +52,8 @@ template <int M_TILES_, int N_TILES_, bool BIG> struct few {
         RED_BYTES = WARPS * M_TILES * N_TILES * 512,
         FIT = ((BIG ? SMEM_BIG : SMEM_SMALL) - RED_BYTES) / (WARPS * SLOT),
         SLOTS = FIT < 16 ? FIT : 16,
-        FIRST = SLOTS < 3 ? SLOTS : 3, /* slots whose activations come before all else */
+        /* slots that wait for memory at a time before pdl_wait */
+        WINDOW = FILL_WINDOW / (WARPS * SLOT) > 1 ? FILL_WINDOW / (WARPS * SLOT) : 1,
     };
     static_assert(SLOTS >= 3, "a ring");
 };
@@ -191,15 +196,17 @@ __global__ void __launch_bounds__(THREADS, 1)
     skinny_few_kernel(const __grid_constant__ skinny_args a) {
     extern __shared__ __align__(128) uint8_t smem[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = warp / CHAINS;
-    int chain = warp % CHAINS, n_tiles = a.rows16 / 16;
-    int tile = (int)((int64_t)n_tiles * blockIdx.x / gridDim.x);
+    int chain = warp % CHAINS;
+    int n_tiles = a.rows16 / 16, n_each = n_tiles / (int)gridDim.x, b = blockIdx.x;
+    int more = n_tiles - n_each * (int)gridDim.x; /* the first `more` blocks have a tile more */
+    int tile = b * n_each + min(b, more);
     int begin = rank_begin(a.n_blocks, rank),
         col = begin * BLOCK_COLS + chain * STEP_COLS + lane % 4 * 8;
     stream<F> s;
     s.stride = a.stride;
     s.x = a.x + (size_t)(lane / 4) * s.stride + col;
     s.steps = rank_begin(a.n_blocks, rank + 1) - begin;
-    s.tile_end = (int)((int64_t)n_tiles * (blockIdx.x + 1) / gridDim.x);
+    s.tile_end = tile + n_each + (b < more);
     s.n = a.n;
     s.ring = smem_address(smem) + warp * a.slots * F::SLOT;
     s.lane_smem = lane / 4 * PITCH + ((lane % 4) ^ (lane / 8)) * 16;
@@ -208,18 +215,18 @@ __global__ void __launch_bounds__(THREADS, 1)
     int passes = (s.tile_end - tile + F::M_TILES - 1) / F::M_TILES;
     int to_load = passes * s.steps, used = min(to_load, a.slots);
 
-    pdl_trigger();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < F::SLOTS; i++) {
         if (i < used) {
             s.load_w(ahead, i);
             s.next(ahead);
         }
         copy_commit();
+        copy_wait<F::WINDOW>();
     }
     to_load -= used;
+    pdl_trigger();
     pdl_wait();
-    /* All are asked for; the first are waited for now, the others when their slots' turn comes. */
     uint4 x[F::SLOTS][F::N_TILES];
 #pragma unroll
     for (int i = 0; i < F::SLOTS * F::N_TILES; i++)
@@ -227,23 +234,15 @@ __global__ void __launch_bounds__(THREADS, 1)
                                                 ? s.fetch_x(i / F::N_TILES, i % F::N_TILES)
                                                 : make_uint4(0, 0, 0, 0);
 #pragma unroll
-    for (int i = 0; i < F::FIRST * F::N_TILES; i++)
+    for (int i = 0; i < F::SLOTS * F::N_TILES; i++)
         if (i / F::N_TILES < used)
             s.store_x(i / F::N_TILES, i % F::N_TILES, x[i / F::N_TILES][i % F::N_TILES]);
     __syncwarp();
     float *red = (float *)(smem + WARPS * a.slots * F::SLOT);
-    int turns = 0;
     for (int pass = 0, slot = 0; pass < passes; pass++) {
         float acc[F::M_TILES][F::N_TILES][4] = {};
         for (int step = 0; step < s.steps; step++) {
             operands<F> o;
-            if (turns++ == F::FIRST - 1) {
-#pragma unroll
-                for (int i = F::FIRST * F::N_TILES; i < F::SLOTS * F::N_TILES; i++)
-                    if (i / F::N_TILES < used)
-                        s.store_x(i / F::N_TILES, i % F::N_TILES,
-                                  x[i / F::N_TILES][i % F::N_TILES]);
-            }
             copy_wait<F::SLOTS - 1>(); /* ours are here ... */
             __syncwarp();              /* ... and those of all lanes */
             o.load(s.ring + slot * F::SLOT);
