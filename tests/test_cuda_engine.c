@@ -165,7 +165,7 @@ static void test_cuda_engine_answer(void) {
 /* ---- Tiny pairs ---- */
 
 /* Heads of 64: the kernels have none of 16. */
-enum { DENSE = -1 }; /* else sparse, and `reselect` of that */
+enum { DENSE = -1, EXACT = -3, EXACT_SAMPLED = -4 }; /* else sparse, and `reselect` of that */
 static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int reselect,
                        const int *lengths, int n_lengths) {
     struct tiny_options t;
@@ -189,9 +189,15 @@ static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int rese
     b.o.device = "cuda";
     b.gumbel = gumbel;
     b.n_alone = 12;
+    if (reselect == EXACT || reselect == EXACT_SAMPLED) {
+        static const int runs[] = {4, 1, 16};
+        b.exact = runs;
+        b.n_exact = 3;
+        b.sampled = reselect == EXACT_SAMPLED;
+    }
     if (reselect != DENSE) {
         bed_sparse(&b);
-        b.o.sparse.reselect = reselect;
+        if (!b.n_exact) b.o.sparse.reselect = reselect;
         b.o.sparse.surprise = 0.02;
         b.o.kv_memory_bytes *= 2;
         b.n_requests = 24;
@@ -224,6 +230,13 @@ static void test_cuda_engine_tiny_reduced_head(void) {
 
 static void test_cuda_engine_tiny_sparse(void) {
     check_tiny(KERN_Q8_0, false, false, TARGET_RESELECT_OFF, some_lengths, N_SOME);
+}
+
+/* Dense passes of provisional tokens, which look at generated rows: the dense answer. */
+static void test_cuda_engine_tiny_exact(void) {
+    static const int lengths[] = {0, 2, 8, VERIFY_DRAFT_AUTO};
+    check_tiny(KERN_Q8_0, false, false, EXACT, lengths, 4);
+    check_tiny(KERN_Q8_0, false, false, EXACT_SAMPLED, lengths, 4);
 }
 
 /* States, scores and lists inside answers: rounds that end at points, and that are cut at them. */
@@ -269,6 +282,7 @@ const struct test tests[] = {
     {"cuda_engine_tiny_q8_0", TEST_GPU, 240000, test_cuda_engine_tiny_q8_0},
     {"cuda_engine_tiny_q4_1", TEST_GPU, 180000, test_cuda_engine_tiny_q4_1},
     {"cuda_engine_tiny_sparse", TEST_GPU, 240000, test_cuda_engine_tiny_sparse},
+    {"cuda_engine_tiny_exact", TEST_GPU, 300000, test_cuda_engine_tiny_exact},
     {"cuda_engine_tiny_epochs", TEST_GPU, 240000, test_cuda_engine_tiny_epochs},
     {"cuda_engine_tiny_gumbel", TEST_GPU, 180000, test_cuda_engine_tiny_gumbel},
     {"cuda_engine_tiny_reduced_head", TEST_GPU, 180000, test_cuda_engine_tiny_reduced_head},
