@@ -57,7 +57,8 @@ void engine__batch_sizes(struct engine_sizes *s, const struct kern *k) {
     struct engine_batch none = {0};
     struct model_carve c = {0};
     layout(&none, &c, s, k, s);
-    s->batch_host_bytes = c.host_used + (size_t)s->vocab * sizeof *none.count;
+    s->batch_host_bytes =
+        c.host_used + (size_t)s->vocab * sizeof *none.count + engine__prefill_bytes(s);
 }
 
 int engine__batch_open(struct engine *g, struct err *e) {

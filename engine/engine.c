@@ -82,6 +82,8 @@ static int open_memory(struct engine *g, struct err *e) {
     rc = kvpool_open(&g->pool, &g->sizes.pool, e);
     if (rc) return rc;
     g->pool_tokens = kvpool_max_tokens(g->pool, false);
+    rc = engine__prefill_open(g, e);
+    if (rc) return rc;
     draft_cost_init(&g->passes.target);
     draft_cost_init(&g->passes.draft);
     draft_rates_init(g->prior, NULL);
@@ -131,6 +133,7 @@ static int start_thread(struct engine *g, struct err *e) {
 static void destroy(struct engine *g) {
     if (g->kern) {
         engine__batch_close(g);
+        engine__prefill_close(g);
         kvpool_close(g->pool);
         proposer_close(g->proposer);
         target_scorer_close(g->scorer);

@@ -174,9 +174,18 @@ struct engine_exact {
     uint64_t n_tokens; /* emitted by them, their own included: n_tokens / n_passes a pass */
 };
 
+/* What sparse prefill did: K and V of the positions that prompt rows saw, row by row, whatever
+ * passes they came in; dense: had no list left anything out. */
+struct engine_prefill {
+    uint64_t n_selections;     /* lists made; those of cached chunks are not */
+    uint64_t n_blocks, n_kept; /* of a request: at its newest list; of all: sums over lists */
+    uint64_t kv_bytes, kv_dense_bytes;
+};
+
 /* What SparDA did for one request, docs/sparsity.md. */
 struct engine_sparsity {
-    struct target_settings settings; /* nothing unset; selector off: dense by wish */
+    struct target_settings settings; /* nothing unset; selector off: dense by wish, else who chose
+                                        at the prompt's end */
     int n_selections, n_wide;        /* of these, made wider by surprise */
     int n_blocks, n_kept; /* of the prompt (an exact answer: of all that is final) at the newest
                              selection, reserve and pinned included; equal, or 0 selections: all is
@@ -187,7 +196,8 @@ struct engine_sparsity {
     /* K and V of the positions that its answer's passes had in their lists, once a pass; dense:
      * had the lists held everything. */
     uint64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
-    struct engine_exact exact; /* zero unless settings.exact */
+    struct engine_exact exact;     /* zero unless settings.exact */
+    struct engine_prefill prefill; /* zero unless settings.prefill is sparse */
 };
 
 /* A consistent snapshot of a request. Arrays stay valid until release; entries below n_tokens never
@@ -268,6 +278,7 @@ struct engine_stats {
     uint64_t n_reselections, n_wide; /* of the selections, inside answers; made by surprise */
     uint64_t n_cut;                  /* tokens drawn anew behind an epoch's end */
     struct engine_exact exact;       /* of all exact answers */
+    struct engine_prefill prefill;   /* of all prompts computed sparsely */
     double select_seconds;           /* spent in selections, waits for scores included */
     double step_seconds;             /* spent in steps */
     double overhead_seconds;         /* of those, in rounds outside the backend's operations */
@@ -310,8 +321,8 @@ void engine_trace_kv(struct engine *g,
                                   const struct engine_kv_view *v),
                      void *arg);
 
-/* `sink` sees each selection as it is made, on the step thread: ascending blocks kept of n_blocks.
- * Call before the first request. */
+/* `sink` sees each selection as it is made, on the step thread, those of prompts' chunks too:
+ * ascending blocks kept of n_blocks. Call before the first request. */
 void engine_trace_selection(struct engine *g,
                             void (*sink)(void *arg, const struct engine_request *r,
                                          const struct engine_kv_view *v, const int32_t *kept,

@@ -31,6 +31,7 @@ struct engine_sizes {
     struct engine_options o; /* every default filled in; strings are the caller's */
     enum kern_dtype kv_dtype;
     int vocab; /* rows of the head */
+    int model_layers;
     int n_groups;
     enum kvpool_class group_class[ENGINE_MAX_GROUPS];
     int group_first[ENGINE_MAX_GROUPS], group_layers[ENGINE_MAX_GROUPS];
@@ -91,6 +92,8 @@ struct engine_request {
     float *score;  /* [blocks of the prompt; exact: all]: attention mass of those seen so far, then
                       scratch of the selection. NULL: nothing is selected */
     int32_t *read; /* [blocks of n_prompt + max_tokens]: what deep layers read, once n_kept > 0 */
+    uint64_t sparse_law;  /* of its answer's pages; 0: dense */
+    uint64_t prefill_law; /* of its prompt's pages; 0: dense */
     int64_t submitted_ns;
 
     /* Published by the step thread; the plain fields below `finish` are written before it. */
@@ -135,7 +138,12 @@ struct engine_request {
     int first_row; /* this step: of its rows, and its index among the pass's sequences */
     int pass_idx;
     int mass_line; /* this step: line of the batch's masses that its rows filled, -1: none */
-    int n_kept;    /* entries of `read` that the epoch kept of sparsity.n_blocks; 0: no epoch */
+    int n_kept;    /* entries of `read` that the epoch kept of the first n_ranked blocks; 0: no
+                      list, all is read */
+    int n_ranked;
+    uint64_t
+        border_key[2]; /* of the tokens before the newest border of its prompt that was keyed */
+    int n_keyed;       /* that border */
     struct target_epoch epoch;
     bool wants_selection, wants_wide; /* before its next pass */
     bool counts_more;                 /* its penalty counts hold tokens that were not committed */
@@ -307,11 +315,40 @@ const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_c
 /* Positions that the target reads for n_tokens of `r`, a mean over its layers. */
 double engine__sparse_kv(const struct engine *g, const struct engine_request *r, int n_tokens);
 
-/* A pass of its generated rows ran: count what their lists held. */
-void engine__sparse_count(const struct engine *g, struct engine_request *r);
+/* A pass of its rows ran: count what their lists held. */
+void engine__sparse_count(struct engine *g, struct engine_request *r);
 /* The same by the kernels' rule, whole pages of K: added to the listed bytes of `out`. */
 void engine__sparse_listed(const struct engine *g, const struct engine_request *r,
                            struct engine_answer_kv *out);
+
+/* ---- Sparse prefill (prefill.c) ---- */
+
+/* Lists of chunks whose pages may be cached. */
+struct engine_lists {
+    struct engine_known *entry; /* one block of memory with the bits; NULL: no cache */
+    uint64_t *bits, clock;
+};
+size_t engine__prefill_bytes(const struct engine_sizes *z);
+int engine__prefill_open(struct engine *g, struct err *e);
+void engine__prefill_close(struct engine *g);
+
+/* Under which number a request's prompt is shared: its salt, and the law where it is not dense. */
+uint64_t engine__prefill_salt(const struct engine_request *r);
+/* Of `most` cached tokens, whole blocks, those behind which it can go on. */
+int engine__prefill_hit(const struct engine *g, const struct engine_request *r, int most);
+/* Admitted with n_kv tokens from the cache: the list of the chunk that they end in. */
+void engine__prefill_resume(struct engine *g, struct engine_request *r);
+/* Rows that a pass may still take of its prompt before a border. */
+int engine__prefill_left(const struct engine_request *r);
+/* Prompt rows were committed, n_kv moved: at a border ask for a list. Then make it, of the scores,
+ * or without where the selector needs none; scratch: f32 [max_blocks], which may be `score`. */
+void engine__prefill_advance(struct engine_request *r);
+int engine__prefill_selector(const struct engine_request *r);
+void engine__prefill_select(struct engine *g, struct engine_request *r, const float *score,
+                            float *scratch);
+/* A pass of its prompt's rows ran; bytes: K and V of a position in one layer. */
+void engine__prefill_count(struct engine *g, struct engine_request *r, uint64_t layer_bytes,
+                           int n_deep, int n_layers);
 
 /* ---- Exact answers (exact.c) ---- */
 
@@ -417,6 +454,7 @@ struct engine {
     struct kvpool *pool;
     void *arena;
     struct engine_batch batch;
+    struct engine_lists known;
     int64_t opened_ns;
     bool has_lock, has_thread;
 

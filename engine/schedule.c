@@ -60,8 +60,14 @@ static int left(const struct engine_request *r) {
     return r->n_prompt - r->n_kv - r->n_rows;
 }
 
+/* Rows that this step may still give it: a list is made at a border, before the rows behind it. */
+static int room(const struct engine_request *r) {
+    int n = left(r), border = engine__prefill_left(r);
+    return n < border ? n : border;
+}
+
 static int give(struct engine_request *r, int rows) {
-    int n = left(r) < rows ? left(r) : rows;
+    int n = room(r) < rows ? room(r) : rows;
     r->n_rows += n;
     return n;
 }
@@ -74,7 +80,7 @@ static void deal(struct engine_request **prefill, int n, int budget) {
     while (budget > 0) {
         struct engine_request *best = NULL;
         for (int i = 0; i < n; i++)
-            if (left(prefill[i]) > 0 && (!best || left(prefill[i]) < left(best))) best = prefill[i];
+            if (room(prefill[i]) > 0 && (!best || left(prefill[i]) < left(best))) best = prefill[i];
         if (!best) return;
         budget -= give(best, budget);
     }

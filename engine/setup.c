@@ -231,6 +231,7 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     if (!rc) rc = choose_kv_dtype(&s->o, &s->kv_dtype, e);
     if (rc) return rc;
     s->vocab = c->vocab;
+    s->model_layers = c->n_layers;
     s->pool.max_seqs = s->o.max_seqs;
     s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
     if (scorer) engine__states_scorer(s, scorer);

@@ -42,7 +42,7 @@ int engine__sparse_check(const struct engine *g, const struct target_settings *a
     if (g->sizes.state_cols == 0)
         return err_raise(e, E_UNSUPPORTED,
                          "sparse \"%s\", reselector \"%s\": no states of blocks are kept; a server "
-                         "started with --scorer or --sparse mean keeps them",
+                         "started with --scorer, --sparse mean or --sparse-prefill keeps them",
                          target_selector_name(s.selector), target_selector_name(s.reselector));
     return 0;
 }
@@ -50,19 +50,25 @@ int engine__sparse_check(const struct engine *g, const struct target_settings *a
 bool engine__sparse_init(const struct engine *g, struct engine_request *r,
                          const struct target_settings *asked) {
     r->sparse = resolve(g, asked);
+    r->sparse_law = target_settings_law(&r->sparse);
+    if (n_deep(g) == 0) r->sparse.prefill = TARGET_PREFILL_DENSE;
+    r->prefill_law = target_prefill_law(&r->sparse);
+    r->sparse.selector = target_first_selector(&r->sparse, r->n_prompt);
     r->sparsity.settings = r->sparse;
     r->mass_line = -1;
     bool lists = target_selects(&r->sparse, r->n_prompt) || r->sparse.selector == TARGET_ALL;
-    if (!lists || n_deep(g) == 0) return true;
+    bool chunks = r->n_prompt > target_prefill_first(&r->sparse);
+    if (!(lists || chunks) || n_deep(g) == 0) return true;
     size_t n_prompt = (size_t)target_n_blocks(r->n_prompt);
     size_t n_all = (size_t)target_n_blocks(r->n_prompt + r->max_tokens);
-    r->score = calloc(r->sparse.exact > 0 ? n_all : n_prompt, sizeof *r->score);
     r->read = malloc(n_all * sizeof *r->read);
+    if (!lists) return r->read != NULL;
+    r->score = calloc(r->sparse.exact > 0 ? n_all : n_prompt, sizeof *r->score);
     return r->score && r->read;
 }
 
 uint64_t engine__sparse_owner(const struct engine_request *r) {
-    uint64_t key[2] = {r->conversation, target_settings_law(&r->sparse)};
+    uint64_t key[2] = {r->conversation, r->sparse_law};
     if (key[0] == 0 || key[1] == 0) return key[0];
     uint64_t h = XXH3_64bits(key, sizeof key);
     return h ? h : 1;
@@ -112,6 +118,14 @@ static void count_time(struct engine *g, struct engine_request *r, int64_t ns) {
     g->live.select_seconds += (double)ns / 1e9;
 }
 
+static void trace(struct engine *g, const struct engine_request *r) {
+    if (!g->trace_selection) return;
+    struct engine_kv_view kv = engine__kv_view(g, r);
+    allocguard_leave(); /* the sink is a test's */
+    g->trace_selection(g->trace_selection_arg, r, &kv, r->read, r->n_kept, r->n_ranked);
+    allocguard_enter();
+}
+
 /* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now; after a dense
  * pass of an exact answer, all that is final. */
 static void select_blocks(struct engine *g, struct engine_request *r, const float *score) {
@@ -130,6 +144,7 @@ static void select_blocks(struct engine *g, struct engine_request *r, const floa
     r->n_kept = target_select(&r->sparse, &view, r->score, r->read);
     /* Every block from here on is read. */
     for (int i = n; i < n_all; i++) r->read[r->n_kept + i - n] = i;
+    r->n_ranked = n;
     r->epoch = (struct target_epoch){.wide = r->wants_wide};
     g->live.n_sparse_requests += r->n_kept < n && c->n_selections == 0;
     g->live.n_selections++;
@@ -143,17 +158,15 @@ static void select_blocks(struct engine *g, struct engine_request *r, const floa
     c->n_kept = r->n_kept;
     r->wants_selection = r->wants_wide = false;
     count_time(g, r, clock_ns() - start);
-    if (!g->trace_selection) return;
-    struct engine_kv_view kv = engine__kv_view(g, r);
-    allocguard_leave(); /* the sink is a test's */
-    g->trace_selection(g->trace_selection_arg, r, &kv, r->read, r->n_kept, n);
-    allocguard_enter();
 }
 
 void engine__sparse_select(struct engine *g, struct engine_request *r) {
+    r->n_kept = 0; /* what the prompt's last chunk read */
     if (!r->score) return;
     r->wants_selection = target_by_states(r->sparse.selector);
-    if (!r->wants_selection) select_blocks(g, r, NULL);
+    if (r->wants_selection) return;
+    select_blocks(g, r, NULL);
+    trace(g, r);
 }
 
 bool engine__sparse_wants_logprob(const struct engine_request *r) {
@@ -172,6 +185,7 @@ int engine__sparse_left(const struct engine_request *r) {
 }
 
 static int selector_of(const struct engine_request *r) {
+    if (!engine__decodes(r)) return engine__prefill_selector(r);
     return r->sparsity.n_selections > 0 ? r->sparse.reselector : r->sparse.selector;
 }
 
@@ -203,10 +217,14 @@ int engine__sparse_renew(struct engine *g, struct err *e) {
     for (int i = 0; i < g->n_running; i++) {
         struct engine_request *r = g->running[i];
         if (!r->wants_selection) continue;
-        bool by_states = target_by_states(selector_of(r));
-        if (by_states) count_time(g, r, wait);
-        select_blocks(
-            g, r, by_states ? (const float *)g->batch.mass.host + (size_t)line++ * blocks : NULL);
+        float *lines = g->batch.mass.host, *score = NULL;
+        if (target_by_states(selector_of(r))) {
+            score = lines + (size_t)line++ * blocks;
+            count_time(g, r, wait);
+        }
+        if (engine__decodes(r)) select_blocks(g, r, score);
+        else engine__prefill_select(g, r, score, score ? score : lines + (size_t)n_scored * blocks);
+        trace(g, r);
     }
     return 0;
 }
@@ -214,15 +232,15 @@ int engine__sparse_renew(struct engine *g, struct err *e) {
 const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,
                                    int *n_read) {
     if (c != KVPOOL_DEEP || r->n_kept == 0 || r->is_dense) return NULL;
-    ASSERT(*n_read >= r->sparsity.n_blocks);
-    *n_read -= r->sparsity.n_blocks - r->n_kept;
+    ASSERT(*n_read >= r->n_ranked);
+    *n_read -= r->n_ranked - r->n_kept;
     return r->read;
 }
 
 /* ---- Numbers ---- */
 
 static int n_left_out(const struct engine_request *r) {
-    return r->n_kept && !r->is_dense ? r->sparsity.n_blocks - r->n_kept : 0;
+    return r->n_kept && !r->is_dense ? r->n_ranked - r->n_kept : 0;
 }
 
 /* Of n_tokens positions, those that deep layers read: whole blocks go, never the last one. */
@@ -235,12 +253,16 @@ double engine__sparse_kv(const struct engine *g, const struct engine_request *r,
     return ((double)(all - deep) * n_tokens + (double)deep * deep_tokens(r, n_tokens)) / all;
 }
 
-void engine__sparse_count(const struct engine *g, struct engine_request *r) {
+void engine__sparse_count(struct engine *g, struct engine_request *r) {
     const struct model_config *c = model_get_config(g->model);
     uint64_t n = (uint64_t)(r->n_kv + r->n_rows);
     uint64_t layer = 2 * (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim *
                      kern_dtype_block_bytes(g->sizes.kv_dtype);
     uint64_t deep = (uint64_t)n_deep(g), all = (uint64_t)c->n_layers;
+    if (!engine__decodes(r)) {
+        engine__prefill_count(g, r, layer, (int)deep, (int)all);
+        return;
+    }
     r->sparsity.kv_shallow_bytes += (all - deep) * layer * n;
     r->sparsity.kv_deep_bytes += deep * layer * (uint64_t)deep_tokens(r, (int)n);
     r->sparsity.kv_dense_bytes += all * layer * n;

@@ -106,15 +106,8 @@ static bool take_back_draft(struct engine *g) {
 
 /* A place in the pool, with a draft where there is one and room for it. Room for the sequence
  * itself goes before everybody's drafts. */
-static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int *n_draft_hit,
-                    enum engine_no_draft *why, struct err *e) {
-    struct kvpool_want want = {
-        .n_tokens = r->n_prompt + r->max_tokens,
-        .prompt = r->use_cache ? r->ids : NULL,
-        .n_prompt = r->use_cache ? r->n_prompt : 0,
-        .salt = r->salt,
-        .conversation = engine__sparse_owner(r),
-    };
+static int take_place(struct engine *g, struct engine_request *r, struct kvpool_want want,
+                      int *n_hit, int *n_draft_hit, enum engine_no_draft *why, struct err *e) {
     bool off = engine__draft_setting(g, &r->params) == 0 || !r->params.draft_model;
     *why = !g->proposer ? ENGINE_DRAFT_NONE : off ? ENGINE_DRAFT_OFF : ENGINE_DRAFT_OK;
     if (*why == ENGINE_DRAFT_OK && r->n_prompt >= g->sizes.draft_context)
@@ -134,6 +127,27 @@ static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int 
     while (rc == E_FULL && take_back_draft(g));
     *n_draft_hit = -1;
     return rc;
+}
+
+/* The same with what the cache has of its prompt, as far as it can go on from there. */
+static int open_seq(struct engine *g, struct engine_request *r, int *n_hit, int *n_draft_hit,
+                    enum engine_no_draft *why, struct err *e) {
+    struct kvpool_want want = {
+        .n_tokens = r->n_prompt + r->max_tokens,
+        .prompt = r->use_cache ? r->ids : NULL,
+        .n_prompt = r->use_cache ? r->n_prompt : 0,
+        .salt = engine__prefill_salt(r),
+        .conversation = engine__sparse_owner(r),
+    };
+    int most = want.n_prompt / KVPOOL_BLOCK * KVPOOL_BLOCK;
+    for (;;) {
+        int n = engine__prefill_hit(g, r, most);
+        if (n < most) want.n_prompt = n + KVPOOL_SHARED_TAIL;
+        int rc = take_place(g, r, want, n_hit, n_draft_hit, why, e);
+        if (rc || engine__prefill_hit(g, r, *n_hit) == *n_hit) return rc;
+        kvpool_seq_close(g->pool, r->seq);
+        most = *n_hit;
+    }
 }
 
 /* First in, first out: while the head of the queue has no room, nobody behind it is let past, so
@@ -160,6 +174,7 @@ static void admit(struct engine *g) {
         engine__round_begin(g, r, n_draft_hit, why);
         r->slot = g->free_slot[--g->n_free_slots];
         r->n_kv = n_hit;
+        engine__prefill_resume(g, r);
         g->running[g->n_running++] = r;
         atomic_store_explicit(&r->n_cached_prompt, n_hit, memory_order_relaxed);
         atomic_store_explicit(&r->admitted_ns, clock_ns(), memory_order_relaxed);
@@ -254,7 +269,7 @@ static void count_kv(struct engine *g) {
         if (answers) *(deep ? &answers->deep_bytes : &answers->shallow_bytes) += n[i];
     }
     for (int i = 0; i < g->n_turn; i++) {
-        if (engine__decodes(g->turn[i])) engine__sparse_count(g, g->turn[i]);
+        engine__sparse_count(g, g->turn[i]);
         if (answers) engine__sparse_listed(g, g->turn[i], answers);
     }
 }
@@ -345,6 +360,7 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
         engine__states_commit(g, r, r->n_rows);
         r->n_kv += r->n_rows;
         if (r->use_cache) kvpool_seq_register(g->pool, r->seq, r->ids, r->n_kv, KVPOOL_PROMPT);
+        engine__prefill_advance(r);
         return;
     }
     int n_accepted = ((int32_t *)g->batch.n_accepted.host)[r->round_idx], n_committed = 0;

@@ -184,7 +184,10 @@ void target_settings_unset(struct target_settings *s) {
                                   .reselect = TARGET_UNSET,
                                   .reselector = TARGET_UNSET,
                                   .surprise = TARGET_UNSET,
-                                  .exact = TARGET_UNSET};
+                                  .exact = TARGET_UNSET,
+                                  .prefill = TARGET_UNSET,
+                                  .prefill_dense = TARGET_UNSET,
+                                  .prefill_chunk = TARGET_UNSET};
 }
 
 static int check_count(const char *name, int value, int lo, struct err *e) {
@@ -228,6 +231,29 @@ static int check_exact(const struct target_settings *s, struct err *e) {
     return 0;
 }
 
+static int check_prefill(const struct target_settings *s, struct err *e) {
+    int chunk = s->prefill_chunk, rc = check_count("prefill_dense", s->prefill_dense, 0, e);
+    bool sparse = s->prefill == TARGET_PREFILL_SPARSE;
+    if (rc) return rc;
+    if (s->prefill != TARGET_UNSET && s->prefill != TARGET_PREFILL_DENSE && !sparse)
+        return err_raise(e, E_RANGE, "prefill is %d, allowed is dense (%d) or sparse (%d)",
+                         s->prefill, TARGET_PREFILL_DENSE, TARGET_PREFILL_SPARSE);
+    if (chunk != TARGET_UNSET &&
+        (chunk < TARGET_BLOCK || chunk > TARGET_MOST_BLOCKS || chunk % TARGET_BLOCK != 0))
+        return err_raise(e, E_RANGE, "prefill_chunk is %d, allowed are multiples of %d in [%d, %d]",
+                         chunk, TARGET_BLOCK, TARGET_BLOCK, TARGET_MOST_BLOCKS);
+    if (sparse && s->selector == TARGET_OFF)
+        return err_raise(
+            e, E_INVALID,
+            "prefill \"sparse\", sparse \"off\": who reads densely computes his prompt "
+            "densely");
+    if (sparse && s->exact > 0)
+        return err_raise(e, E_INVALID,
+                         "exact %d, prefill \"sparse\": an exact answer is that of a dense prompt",
+                         s->exact);
+    return 0;
+}
+
 static int check_scores(const struct target_settings *s, struct err *e) {
     if (s->threshold == (double)INFINITY)
         return err_raise(e, E_RANGE, "keep_threshold is %g, allowed is a number", s->threshold);
@@ -259,6 +285,7 @@ int target_settings_check(const struct target_settings *s, struct err *e) {
                        s->keep_blocks);
     if (!rc) rc = check_scores(s, e);
     if (!rc) rc = check_exact(s, e);
+    if (!rc) rc = check_prefill(s, e);
     return rc ? rc : check_reselect(s, e);
 }
 
@@ -291,11 +318,18 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     struct target_settings below = *base, s;
     if (request->keep_blocks > 0) below.keep = TARGET_UNSET;
     if (request->keep != TARGET_UNSET) below.keep_blocks = TARGET_UNSET;
-    if (request->exact > 0 && below.selector == TARGET_OFF) below.selector = TARGET_UNSET;
-    if (asks_for_reselect(request)) below.exact = TARGET_UNSET;
+    bool sparse_prefill = request->prefill == TARGET_PREFILL_SPARSE;
+    if ((request->exact > 0 || sparse_prefill) && below.selector == TARGET_OFF)
+        below.selector = TARGET_UNSET;
+    if (asks_for_reselect(request) || sparse_prefill) below.exact = TARGET_UNSET;
+    if (request->exact > 0) below.prefill = TARGET_UNSET;
     s.exact = first_set(request->exact, below.exact, 0);
+    s.prefill = first_set(request->prefill, below.prefill, TARGET_PREFILL_DENSE);
+    s.prefill_dense = first_set(request->prefill_dense, below.prefill_dense, TARGET_PREFILL_START);
+    s.prefill_chunk = first_set(request->prefill_chunk, below.prefill_chunk, TARGET_PREFILL_CHUNK);
+    bool reads_less = s.exact > 0 || s.prefill == TARGET_PREFILL_SPARSE;
     s.selector =
-        first_set(request->selector, below.selector, s.exact > 0 ? TARGET_OBSERVED : TARGET_OFF);
+        first_set(request->selector, below.selector, reads_less ? TARGET_OBSERVED : TARGET_OFF);
     s.keep = first_real(request->keep, below.keep, TARGET_CURVE);
     s.keep_blocks = first_set(request->keep_blocks, below.keep_blocks, 0);
     bool few = s.keep_blocks > 0 && s.keep_blocks < TARGET_MIN_BLOCKS;
@@ -312,7 +346,10 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     s.reselector =
         first_set(request->reselector, below.reselector, own_reselector(s.selector, scorer));
     s.surprise = first_real(request->surprise, below.surprise, TARGET_SURPRISE);
-    if (s.selector == TARGET_OFF) s.exact = 0;
+    if (s.selector == TARGET_OFF) {
+        s.exact = 0;
+        s.prefill = TARGET_PREFILL_DENSE;
+    }
     if (s.exact > 0) {
         s.reselect = TARGET_RESELECT_OFF;
         s.reselector = s.selector;
@@ -323,8 +360,8 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
 
 static bool selects_by(const struct target_settings *s, int selector) {
     if (s->selector == TARGET_OFF || s->selector == TARGET_ALL) return false;
-    return s->selector == selector ||
-           (s->reselect != TARGET_RESELECT_OFF && s->reselector == selector);
+    bool again = s->reselect != TARGET_RESELECT_OFF || s->prefill == TARGET_PREFILL_SPARSE;
+    return s->selector == selector || (again && s->reselector == selector);
 }
 
 bool target_needs_scorer(const struct target_settings *s) {

@@ -25,6 +25,8 @@ enum {
     TARGET_SURPRISE_LEAST = 32,   /* tokens of an epoch before surprise may end it */
     TARGET_WIDE_TOKENS = 64,      /* tokens of an epoch that surprise made wider */
     TARGET_MOST_EXACT = 16,       /* of `exact`, and what "on" means: KERN_MAX_DRAFT */
+    TARGET_PREFILL_START = 2048,  /* a prompt's positions below are computed densely */
+    TARGET_PREFILL_CHUNK = 512,   /* positions behind it that share a list */
 };
 #define TARGET_RESERVE 0.01 /* share of all blocks that chance keeps on top */
 #define TARGET_SURPRISE 0.5 /* nats above an epoch's beginning that are a surprise */
@@ -51,6 +53,7 @@ enum { /* `reselect`, beside numbers of tokens */
        TARGET_RESELECT_STEP = 1,
        TARGET_RESELECT_SURPRISE = -2
 };
+enum { TARGET_PREFILL_DENSE, TARGET_PREFILL_SPARSE }; /* `prefill` */
 
 /* Share of the blocks to keep by length: keep is linear in log(tokens) between points, constant
  * before the first and behind the last. */
@@ -83,15 +86,20 @@ struct target_settings {
     double surprise;   /* nats, with TARGET_RESELECT_SURPRISE */
     struct target_curve curve; /* of keep TARGET_CURVE; n 0: unset. Default: the scorer file's, else
                                   the source's */
-    int exact; /* tokens that sparse rounds may commit provisionally before a dense pass verifies
-                  them, 0 (off, the default)..TARGET_MOST_EXACT. More than 0: the selector is
-                  `observed` unless another is asked for, selects anew after each such pass, and
-                  `reselect` is off */
+    int exact;   /* tokens that sparse rounds may commit provisionally before a dense pass verifies
+                    them, 0 (off, the default)..TARGET_MOST_EXACT. More than 0: the selector is
+                    `observed` unless another is asked for, selects anew after each such pass, and
+                    `reselect` is off */
+    int prefill; /* TARGET_PREFILL_*; default dense. Sparse: the selector is `observed` unless
+                    another is asked for, `exact` is off */
+    int prefill_dense; /* tokens, at least; default TARGET_PREFILL_START */
+    int prefill_chunk; /* tokens, a multiple of TARGET_BLOCK; default TARGET_PREFILL_CHUNK */
 };
 void target_settings_unset(struct target_settings *s); /* all of it */
 
 /* Ranges of what is set; E_RANGE with name, value and range, E_INVALID where keep and keep_blocks
- * are both asked for, or exact beside selector off or beside reselect. */
+ * are both asked for, or exact or sparse prefill beside selector off, or exact beside reselect or
+ * sparse prefill. */
 int target_settings_check(const struct target_settings *s, struct err *e);
 
 /* What a scorer file says of how it wants to be used. */
@@ -102,7 +110,7 @@ struct target_scorer_defaults {
 
 /* `request` over `base` over the defaults, of which some are those of the scorer that is loaded
  * (NULL: none); nothing is unset in the result. Asking for keep_blocks or keep takes back what the
- * base says of the other; so it is with exact and reselect. */
+ * base says of the other; so it is with exact and reselect, and with exact and sparse prefill. */
 struct target_settings target_settings_resolve(const struct target_settings *base,
                                                const struct target_settings *request,
                                                const struct target_scorer_defaults *scorer);
@@ -132,6 +140,9 @@ int target_keep_parse(struct target_settings *s, const char *text, size_t n, str
 int target_threshold_parse(double *out, const char *s, size_t n, struct err *e);
 /* "off", "step", "surprise" or a number of tokens; E_RANGE names what is allowed. */
 int target_reselect_parse(int *out, const char *s, size_t n, struct err *e);
+/* "dense", "sparse"; E_RANGE names them. */
+int target_prefill_parse(int *out, const char *s, size_t n, struct err *e);
+const char *target_prefill_name(int prefill);
 /* "on" (TARGET_MOST_EXACT), "off" or a number of tokens; E_RANGE names what is allowed. */
 int target_exact_parse(int *out, const char *s, size_t n, struct err *e);
 /* One that can select inside an answer; E_RANGE names them. */
@@ -175,6 +186,22 @@ struct target_view {
  * [n_blocks] scratch, which may be view->mass or view->score itself. */
 int target_select(const struct target_settings *s, const struct target_view *view, float *score,
                   int32_t *kept);
+
+/* ---- Prompts, where resolved settings compute them sparsely ---- */
+
+/* The law's chunks begin at the multiples of prefill_chunk; those from `first` on, INT32_MAX:
+ * none, may have a list, which is made of the blocks before the chunk. */
+int target_prefill_first(const struct target_settings *s);
+/* Where the chunk of a position begins; 0: it is computed densely, whatever it is. */
+int target_prefill_border(const struct target_settings *s, int position);
+/* Is there a list for the chunk that begins there? Where there is, `reselector` makes it: a view of
+ * the prefix before it with epoch = border > 0, and seed 0, so that prompts are shared. */
+bool target_prefill_selects(const struct target_settings *s, int border);
+/* Who selects at the end of a prompt: `selector`; in the place of `observed`, which has to have
+ * seen what it judges, `reselector` where a list had a say in what the last rows read. */
+int target_first_selector(const struct target_settings *s, int n_tokens);
+/* A number for the law by which they compute prompts: equal lists, equal number; 0: densely. */
+uint64_t target_prefill_law(const struct target_settings *s);
 
 /* ---- Epochs inside an answer ---- */
 

@@ -1,5 +1,6 @@
 #include "tests/epoch_bed.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/err.h"
+#include "base/rng.h"
 #include "model/source.h"
 
 const struct tiny_options *epoch_target(void) {
@@ -56,10 +58,11 @@ static void keep_list(void *arg, const struct engine_request *request,
                       const struct engine_kv_view *v, const int32_t *kept, int n_kept,
                       int n_blocks) {
     struct epoch_record *r = record_of(arg, request);
-    (void)v;
     if (!r) return;
-    assert_true(n_blocks == (r->n_prompt + 63) / 64 && r->n_lists < MOST_LISTS);
-    struct epoch_list *l = &r->list[r->n_lists++];
+    bool chunk = n_blocks * 64 == v->n_kv && v->n_kv < r->n_prompt;
+    assert_true(chunk || n_blocks == (r->n_prompt + 63) / 64);
+    assert_true(r->n_lists < MOST_LISTS && r->n_chunks < MOST_BLOCKS);
+    struct epoch_list *l = chunk ? &r->chunk[r->n_chunks++] : &r->list[r->n_lists++];
     l->n = n_kept;
     memcpy(l->kept, kept, (size_t)n_kept * sizeof *kept);
 }
@@ -91,6 +94,7 @@ void epoch_end(struct epoch_record *r, const struct engine_progress *p) {
     memcpy(r->out, p->tokens, (size_t)p->n_tokens * sizeof *r->out);
     for (int i = 0; i < p->n_tokens; i++) r->logprob[i] = p->logprobs[i].logprob;
     assert_int_equal(r->n_lists, p->sparsity.n_selections);
+    assert_int_equal(r->n_chunks, p->sparsity.prefill.n_selections);
     if (r->n_lists == 0) return;
     assert_int_equal(r->list[0].n, p->sparsity.n_kept_first);
     assert_int_equal(r->list[r->n_lists - 1].n, p->sparsity.n_kept);
@@ -103,16 +107,22 @@ void epoch_run(struct engine *g, const struct engine_submit_options *s, struct e
     engine_release(g, request);
 }
 
+static void assert_list(const struct epoch_list *got, const struct epoch_list *want, int i,
+                        const char *kind, const char *what) {
+    if (got->n != want->n ||
+        memcmp(got->kept, want->kept, (size_t)want->n * sizeof want->kept[0]) != 0)
+        fail_msg("%s: %s %d differs (%d and %d blocks)", what, kind, i, got->n, want->n);
+}
+
 static void assert_lists(const struct epoch_record *got, const struct epoch_record *want,
                          const char *what) {
     int n = got->n_lists < want->n_lists ? got->n_lists : want->n_lists;
-    for (int i = 0; i < n; i++)
-        if (got->list[i].n != want->list[i].n ||
-            memcmp(got->list[i].kept, want->list[i].kept,
-                   (size_t)want->list[i].n * sizeof want->list[i].kept[0]) != 0)
-            fail_msg("%s: list %d of %d differs (%d and %d blocks)", what, i, want->n_lists,
-                     got->list[i].n, want->list[i].n);
+    int n_cached = want->n_chunks - got->n_chunks;
+    for (int i = 0; i < n; i++) assert_list(&got->list[i], &want->list[i], i, "list", what);
     assert_int_equal(got->n_lists, want->n_lists);
+    assert_true(n_cached == 0 || (n_cached > 0 && got->n_cached > 0));
+    for (int i = 0; i < got->n_chunks; i++)
+        assert_list(&got->chunk[i], &want->chunk[n_cached + i], n_cached + i, "chunk's list", what);
 }
 
 void epoch_assert_same(const struct epoch_record *got, const struct epoch_record *want,
@@ -124,6 +134,54 @@ void epoch_assert_same(const struct epoch_record *got, const struct epoch_record
                      got->row[i] == want->row[i] ? "agree" : "differ");
     assert_int_equal(got->n_out, want->n_out);
     assert_lists(got, want, what);
+}
+
+/* ---- A scorer's file ---- */
+
+static uint64_t target_fingerprint(void) {
+    struct engine_options o;
+    epoch_options(&o);
+    struct engine *g = tiny_engine_open(&o, epoch_target());
+    uint64_t f = engine_model_fingerprint(g);
+    engine_close(g);
+    return f;
+}
+
+struct target_scorer_file *epoch_scorer(bool mlp) {
+    struct target_scorer_file shape = {.kind = KERN_SCORE_LATE,
+                                       .layer = SELECT_LAYER,
+                                       .hidden = 64,
+                                       .n_heads = 2,
+                                       .head_dim = 16,
+                                       .n_queries = 32,
+                                       .block = 64,
+                                       .fingerprint = target_fingerprint()};
+    struct target_scorer_file *f;
+    struct err e = {0};
+    if (mlp) {
+        shape.kind = KERN_SCORE_MLP;
+        shape.n_heads = shape.head_dim = 0;
+        shape.width = 24;
+        shape.n_queries = 4;
+        shape.normed = shape.by_first = shape.has_layernorm = true;
+        shape.smoothing = 0.25;
+        shape.curve = (struct target_curve){.n = 1, .at = {{64, .4}}};
+    }
+    assert_ok(target_scorer_make(&f, &shape, &e), e);
+    float *const parts[] = {f->a, f->b, f->ln_weight, f->ln_bias, f->w1, f->b1, f->w2, f->b2};
+    const size_t n[] = {32 * 64, 32 * 64, 128, 128, 24 * 128, 24, 24, 1};
+    for (size_t i = 0; i < 8; i++)
+        for (size_t k = 0; parts[i] && k < n[i]; k++)
+            parts[i][k] = (float)((int)(rng_u32(9, k, RNG_TEST, (uint32_t)i) % 2001) - 1000) / 2000;
+    return f;
+}
+
+const char *epoch_scorer_file(const struct target_scorer_file *f) {
+    static char path[64];
+    struct err e = {0};
+    snprintf(path, sizeof path, "/tmp/tandem_scorer_%d.safetensors", (int)getpid());
+    assert_ok(target_scorer_write(path, f, &e), e);
+    return path;
 }
 
 /* ---- The naive loop ---- */
@@ -179,8 +237,9 @@ void epoch_loop_close(struct epoch_loop *l) {
     l->k->ops->close(l->k);
 }
 
-/* Append one token; generated rows of deep layers read kept[0..n_kept) of the prompt's blocks. */
-static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt,
+/* Append one token; its row of deep layers reads the list's of the blocks before `border` and all
+ * behind; list NULL: all. */
+static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int border,
                      const struct epoch_list *list) {
     struct err e = {0};
     int32_t zero = 0, one = 1, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
@@ -188,8 +247,8 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt,
     bool generated = l->n >= n_prompt;
     bool mark = !generated && at >= n_prompt - 32;
     memcpy(block, l->all, sizeof block);
-    if (generated && list) {
-        int first = (n_prompt + 63) / 64;
+    if (list) {
+        int first = (border + 63) / 64;
         n_deep = list->n;
         memcpy(block, list->kept, (size_t)list->n * sizeof *block);
         for (int i = first; i < n_all; i++) block[n_deep++] = i;
@@ -233,20 +292,50 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt,
     l->n++;
 }
 
-static void loop_select(struct epoch_loop *l, const struct target_settings *s, int n_prompt,
+static void loop_select(struct epoch_loop *l, const struct target_settings *s, int n_tokens,
                         uint64_t seed, int epoch, bool wide, struct epoch_list *out) {
     struct kern_score_view v = {
         {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true}, l->page[0], l->ring, l->n};
     int selector = epoch > 0 ? s->reselector : s->selector;
     const struct kern_scorer *scorer = selector == TARGET_SCORER ? l->scorer : &mean;
     assert_int_equal(l->k->ops->score(l->k, scorer, &v, l->scratch, l->score), 0);
-    struct target_view view = {.n_tokens = n_prompt,
+    struct target_view view = {.n_tokens = n_tokens,
                                .seed = seed,
                                .epoch = epoch,
                                .mass = l->mass,
                                .score = l->score,
                                .wide = wide};
     out->n = target_select(s, &view, l->work, out->kept);
+}
+
+/* The prompt, chunk by chunk where it is computed sparsely: is a list made for the one that begins
+ * with the next token? */
+static bool wants_chunk(const struct target_settings *s, int at) {
+    struct target_settings by = *s;
+    int start = s->prefill_dense > 64 * s->min_blocks ? s->prefill_dense : 64 * s->min_blocks;
+    if (s->prefill != TARGET_PREFILL_SPARSE || at < start || at % s->prefill_chunk != 0)
+        return false;
+    by.selector = s->reselector;
+    return s->selector == TARGET_ALL || target_selects(&by, at);
+}
+
+static void loop_prompt(struct epoch_loop *l, struct target_settings *s,
+                        const struct epoch_record *got, struct epoch_record *want) {
+    const struct epoch_list *list = NULL;
+    int border = 0;
+    bool thin = false; /* the last rows read fewer */
+    for (int i = 0; i < got->n_prompt; i++) {
+        if (i > 0 && i % s->prefill_chunk == 0) list = NULL;
+        if (wants_chunk(s, i)) {
+            struct epoch_list *made = &want->chunk[want->n_chunks++];
+            loop_select(l, s, i, 0, i, false, made);
+            list = made;
+            border = i;
+        }
+        thin |= i >= got->n_prompt - 32 && list;
+        loop_row(l, got->prompt[i], got->n_prompt, border, list);
+    }
+    if (thin && s->selector == TARGET_OBSERVED) s->selector = s->reselector;
 }
 
 void epoch_naive(struct epoch_loop *l, const struct target_settings *asked,
@@ -258,13 +347,13 @@ void epoch_naive(struct epoch_loop *l, const struct target_settings *asked,
     target_settings_unset(&none);
     s = target_settings_resolve(&none, asked, file);
     *want = *got;
-    want->n_lists = 0;
+    want->n_lists = want->n_chunks = 0;
     loop_begin(l);
-    for (int i = 0; i < got->n_prompt; i++) loop_row(l, got->prompt[i], got->n_prompt, NULL);
+    loop_prompt(l, &s, got, want);
     want->row[0] = XXH3_64bits(l->logits, sizeof l->logits);
     loop_select(l, &s, got->n_prompt, seed, want->n_lists++, wide, &want->list[0]);
     for (int i = 1; i < got->n_out; i++) {
-        loop_row(l, got->out[i - 1], got->n_prompt, &want->list[want->n_lists - 1]);
+        loop_row(l, got->out[i - 1], got->n_prompt, got->n_prompt, &want->list[want->n_lists - 1]);
         want->row[i] = XXH3_64bits(l->logits, sizeof l->logits);
         if (i == got->n_out - 1 || !target_epoch_token(&epoch, &s, -got->logprob[i], &wide))
             continue;

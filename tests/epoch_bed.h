@@ -40,6 +40,8 @@ struct epoch_record {
     float logprob[MOST_OUT];
     uint64_t row[MOST_OUT]; /* the newest logits behind each place */
     struct epoch_list list[MOST_LISTS];
+    int n_chunks; /* of its prompt that got a list; those of cached ones are not made anew */
+    struct epoch_list chunk[MOST_BLOCKS];
     struct engine_sparsity sparsity;
 };
 
@@ -50,9 +52,17 @@ void epoch_request(int i, int n_prompt, int n_out, struct epoch_record *r,
                    struct engine_submit_options *s);
 void epoch_end(struct epoch_record *r, const struct engine_progress *p);
 void epoch_run(struct engine *g, const struct engine_submit_options *s, struct epoch_record *r);
-/* Tokens, logits, every list. */
+/* Tokens, logits, every list; of the chunks' those that were made. */
 void epoch_assert_same(const struct epoch_record *got, const struct epoch_record *want,
                        const char *what);
+
+/* ---- A scorer's file ---- */
+
+/* Random weights; the mlp goes by blocks' first tokens and brings a curve and smoothing. Free it
+ * with target_scorer_free. */
+struct target_scorer_file *epoch_scorer(bool mlp);
+/* Written; the path is good until the next one. */
+const char *epoch_scorer_file(const struct target_scorer_file *f);
 
 /* ---- The naive loop ---- */
 
@@ -75,8 +85,8 @@ void epoch_loop_open(struct epoch_loop *l, struct target_scorer **loaded,
                      const struct target_scorer_file *file);
 void epoch_loop_close(struct epoch_loop *l);
 
-/* All lists of a request whose answer is known, and its logits. asked: over nothing; file: what the
- * scorer's file says, or NULL. */
+/* All lists of a request whose answer is known, chunks' too, and its logits. asked: over nothing;
+ * file: what the scorer's file says, or NULL. */
 void epoch_naive(struct epoch_loop *l, const struct target_settings *asked,
                  const struct target_scorer_defaults *file, uint64_t seed,
                  const struct epoch_record *got, struct epoch_record *want);

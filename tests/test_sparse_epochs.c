@@ -77,53 +77,6 @@ static void test_epochs_naive(void) {
 
 /* ---- A scorer's file ---- */
 
-static uint64_t target_fingerprint(void) {
-    struct engine_options o;
-    epoch_options(&o);
-    struct engine *g = tiny_engine_open(&o, epoch_target());
-    uint64_t f = engine_model_fingerprint(g);
-    engine_close(g);
-    return f;
-}
-
-/* Random weights; the mlp goes by blocks' first tokens and brings a curve and smoothing. */
-static struct target_scorer_file *make_scorer(bool mlp) {
-    struct target_scorer_file shape = {.kind = KERN_SCORE_LATE,
-                                       .layer = SELECT_LAYER,
-                                       .hidden = 64,
-                                       .n_heads = 2,
-                                       .head_dim = 16,
-                                       .n_queries = 32,
-                                       .block = 64,
-                                       .fingerprint = target_fingerprint()};
-    struct target_scorer_file *f;
-    struct err e = {0};
-    if (mlp) {
-        shape.kind = KERN_SCORE_MLP;
-        shape.n_heads = shape.head_dim = 0;
-        shape.width = 24;
-        shape.n_queries = 4;
-        shape.normed = shape.by_first = shape.has_layernorm = true;
-        shape.smoothing = 0.25;
-        shape.curve = (struct target_curve){.n = 1, .at = {{64, .4}}};
-    }
-    assert_ok(target_scorer_make(&f, &shape, &e), e);
-    float *const parts[] = {f->a, f->b, f->ln_weight, f->ln_bias, f->w1, f->b1, f->w2, f->b2};
-    const size_t n[] = {32 * 64, 32 * 64, 128, 128, 24 * 128, 24, 24, 1};
-    for (size_t i = 0; i < 8; i++)
-        for (size_t k = 0; parts[i] && k < n[i]; k++)
-            parts[i][k] = (float)((int)(rng_u32(9, k, RNG_TEST, (uint32_t)i) % 2001) - 1000) / 2000;
-    return f;
-}
-
-static const char *scorer_file(const struct target_scorer_file *f) {
-    static char path[64];
-    struct err e = {0};
-    snprintf(path, sizeof path, "/tmp/tandem_scorer_%d.safetensors", (int)getpid());
-    assert_ok(target_scorer_write(path, f, &e), e);
-    return path;
-}
-
 /* Both kinds, at the prompt's end and inside answers: what a file says of layer, curve and
  * smoothing holds where nobody says otherwise. */
 static void test_epochs_scorer(void) {
@@ -133,12 +86,12 @@ static void test_epochs_scorer(void) {
     struct engine_submit_options s;
     for (int mlp = 0; mlp < 2; mlp++) {
         struct target_scorer *loaded;
-        struct target_scorer_file *file = make_scorer(mlp);
+        struct target_scorer_file *file = epoch_scorer(mlp);
         struct target_scorer_defaults says = {file->smoothing, file->curve};
         epoch_options(&o);
         target_settings_unset(&o.sparse);
         o.select_layer = -1;
-        o.scorer_path = scorer_file(file);
+        o.scorer_path = epoch_scorer_file(file);
         struct engine *g = epoch_open(&o, records);
         unlink(o.scorer_path);
         assert_int_equal(engine_select_layer(g), SELECT_LAYER);
@@ -455,18 +408,18 @@ static void test_epochs_refused(void) {
     o.sparse.selector = TARGET_MEAN;
     o.select_layer = 0;
     refused_open(&o, E_INVALID, "select_layer is 0");
-    struct target_scorer_file *f = make_scorer(false);
+    struct target_scorer_file *f = epoch_scorer(false);
     target_settings_unset(&o.sparse);
     o.select_layer = 1;
-    o.scorer_path = scorer_file(f);
+    o.scorer_path = epoch_scorer_file(f);
     refused_open(&o, E_INVALID, "select_layer is 1, the scorer ");
     o.select_layer = -1;
     f->fingerprint ^= 1;
-    o.scorer_path = scorer_file(f);
+    o.scorer_path = epoch_scorer_file(f);
     refused_open(&o, E_INVALID, "fingerprint");
     f->fingerprint ^= 1;
     f->a[7] = NAN;
-    o.scorer_path = scorer_file(f);
+    o.scorer_path = epoch_scorer_file(f);
     refused_open(&o, E_NUMERIC, "a.weight holds nan at 7");
     unlink(o.scorer_path);
     refused_open(&o, E_NOT_FOUND, o.scorer_path);
