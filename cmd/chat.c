@@ -165,7 +165,10 @@ static struct engine_sparsity sparsity_of(const struct client_sparsity *s) {
                                   .exact = {.n_passes = (uint64_t)s->exact_passes,
                                             .n_provisional = (uint64_t)s->exact_provisional,
                                             .n_accepted = (uint64_t)s->exact_accepted,
-                                            .n_tokens = (uint64_t)s->exact_tokens}};
+                                            .n_tokens = (uint64_t)s->exact_tokens},
+                                  .prefill = {.n_selections = (uint64_t)s->prefill_selections,
+                                              .kv_bytes = (uint64_t)s->prefill_bytes,
+                                              .kv_dense_bytes = (uint64_t)s->prefill_dense_bytes}};
     /* A newer server's selector is shown as unknown. */
     if (target_selector_parse(&out.settings.selector, s->selector, strlen(s->selector), NULL))
         out.settings.selector = s->selector[0] ? TARGET_UNSET : TARGET_OFF;
@@ -516,6 +519,9 @@ static void set_sparsity(struct client_settings *s, const struct sparsity_flags 
     if (f->reselector) client_set_text(s, "reselector", f->reselector, strlen(f->reselector));
     if (f->s.surprise >= 0) client_set_real(s, "surprise", f->s.surprise);
     if (f->exact) client_set_int(s, "exact", f->s.exact);
+    if (f->sparse_prefill) client_set_text(s, "prefill", "sparse", 6);
+    if (f->s.prefill_dense >= 0) client_set_int(s, "prefill_dense", f->s.prefill_dense);
+    if (f->s.prefill_chunk >= 0) client_set_int(s, "prefill_chunk", f->s.prefill_chunk);
 }
 
 static void make_settings(struct chat *c, const struct sampling_flags *f,

@@ -40,8 +40,9 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
     if (f->exact && target_exact_parse(&f->s.exact, f->exact, strlen(f->exact), &e))
         return options_error(o, "--exact: '%s' is none of on, off, or a number of tokens to %d",
                              f->exact, TARGET_MOST_EXACT);
-    if (f->s.exact > 0 && target_settings_check(&f->s, &e))
-        return options_error(o, "%s", e.message);
+    if (f->sparse_prefill) f->s.prefill = TARGET_PREFILL_SPARSE;
+    bool check = f->s.exact > 0 || f->sparse_prefill || f->s.prefill_chunk > 0;
+    if (check && target_settings_check(&f->s, &e)) return options_error(o, "%s", e.message);
     return -1;
 }
 
@@ -63,6 +64,13 @@ void sparsity_append_exact(struct strbuf *out, const struct engine_exact *x) {
     strbuf_printf(out, "%.1f tokens a pass", (double)x->n_tokens / (double)x->n_passes);
 }
 
+static void append_prefill(struct strbuf *out, const struct engine_prefill *p) {
+    if (p->kv_dense_bytes == 0) return;
+    strbuf_printf(out, "; prompt: %llu lists, its rows saw %.0f %% of dense's KV",
+                  (unsigned long long)p->n_selections,
+                  100.0 * (double)p->kv_bytes / (double)p->kv_dense_bytes);
+}
+
 void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
     uint64_t read = s->kv_shallow_bytes + s->kv_deep_bytes;
     if (s->settings.selector == TARGET_OFF) return;
@@ -79,6 +87,7 @@ void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
             s->n_selections, (double)s->select_ns / 1e6, s->n_kept_first, s->n_wide, s->n_cut);
     if (s->exact.n_passes > 0) strbuf_append_str(out, "; exact: ");
     sparsity_append_exact(out, &s->exact);
+    append_prefill(out, &s->prefill);
     if (s->kv_dense_bytes == 0) return;
     strbuf_printf(out, "; KV read: shallow layers %s,", cmd_bytes((double)s->kv_shallow_bytes));
     strbuf_printf(out, " deep layers %s,", cmd_bytes((double)s->kv_deep_bytes));

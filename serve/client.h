@@ -92,6 +92,7 @@ struct client_sparsity {
     int64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;
     int64_t
         exact; /* most provisional tokens, 0: not exact; dense passes, what they verified, ... */
+    int64_t prefill_selections, prefill_bytes, prefill_dense_bytes; /* of the prompt's chunks */
     int64_t exact_passes, exact_provisional, exact_accepted, exact_tokens;
 };
 

@@ -62,7 +62,12 @@ static void take_sparsity(struct client_sparsity *out, const msgpack_object *map
     take_int(map, "kv_shallow_bytes", &out->kv_shallow_bytes);
     take_int(map, "kv_deep_bytes", &out->kv_deep_bytes);
     take_int(map, "kv_dense_bytes", &out->kv_dense_bytes);
-    const msgpack_object *exact = rpc_get(map, "exact");
+    const msgpack_object *exact = rpc_get(map, "exact"), *prefill = rpc_get(map, "prefill");
+    if (prefill && prefill->type == MSGPACK_OBJECT_MAP) {
+        take_int(prefill, "selections", &out->prefill_selections);
+        take_int(prefill, "kv_bytes", &out->prefill_bytes);
+        take_int(prefill, "kv_dense_bytes", &out->prefill_dense_bytes);
+    }
     if (!exact || exact->type != MSGPACK_OBJECT_MAP) return;
     take_int(exact, "limit", &out->exact);
     take_int(exact, "passes", &out->exact_passes);

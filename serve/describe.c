@@ -183,9 +183,30 @@ static void pack_exact(msgpack_packer *pk, const struct engine_exact *x) {
     pack_pair_real(pk, "tokens_per_pass", per_pass(x));
 }
 
+/* Four pairs of a map. */
+static void pack_prefill(msgpack_packer *pk, const struct engine_prefill *p) {
+    pack_pair_u64(pk, "blocks", p->n_blocks);
+    pack_pair_u64(pk, "kept", p->n_kept);
+    pack_pair_u64(pk, "kv_bytes", p->kv_bytes);
+    pack_pair_u64(pk, "kv_dense_bytes", p->kv_dense_bytes);
+}
+
+static void pack_own_prefill(msgpack_packer *pk, const struct engine_sparsity *s) {
+    rpc_pack_str(pk, "prefill");
+    if (s->settings.prefill != TARGET_PREFILL_SPARSE) {
+        msgpack_pack_nil(pk);
+        return;
+    }
+    msgpack_pack_map(pk, 7);
+    pack_pair_int(pk, "dense", s->settings.prefill_dense);
+    pack_pair_int(pk, "chunk", s->settings.prefill_chunk);
+    pack_pair_u64(pk, "selections", s->prefill.n_selections);
+    pack_prefill(pk, &s->prefill);
+}
+
 void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     bool off = s->settings.selector == TARGET_OFF;
-    msgpack_pack_map(pk, off ? 1 : 16);
+    msgpack_pack_map(pk, off ? 1 : 17);
     pack_pair_str(pk, "selector", target_selector_name(s->settings.selector));
     if (off) return;
     pack_keep(pk, &s->settings);
@@ -200,6 +221,7 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "kv_shallow_bytes", s->kv_shallow_bytes);
     pack_pair_u64(pk, "kv_deep_bytes", s->kv_deep_bytes);
     pack_pair_u64(pk, "kv_dense_bytes", s->kv_dense_bytes);
+    pack_own_prefill(pk, s);
     rpc_pack_str(pk, "exact");
     if (s->settings.exact == 0) {
         msgpack_pack_nil(pk);
@@ -213,7 +235,7 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
 /* What a request gets that names nothing of it. */
 static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     const struct target_settings all = engine_sparse_defaults(s->engine);
-    msgpack_pack_map(pk, 12);
+    msgpack_pack_map(pk, 15);
     pack_pair_str(pk, "selector", target_selector_name(all.selector));
     pack_keep(pk, &all);
     pack_pair_int(pk, "min_blocks", all.min_blocks);
@@ -226,6 +248,9 @@ static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     pack_reselect(pk, &all);
     pack_pair_real(pk, "surprise", all.surprise);
     pack_pair_int(pk, "exact", all.exact);
+    pack_pair_str(pk, "prefill", target_prefill_name(all.prefill));
+    pack_pair_int(pk, "prefill_dense", all.prefill_dense);
+    pack_pair_int(pk, "prefill_chunk", all.prefill_chunk);
 }
 
 /* ---- stats ---- */
@@ -298,7 +323,7 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "kv_shallow_bytes_read", st.kv_shallow_bytes_read);
     pack_pair_u64(pk, "kv_deep_bytes_read", st.kv_deep_bytes_read);
     rpc_pack_str(pk, "sparsity");
-    msgpack_pack_map(pk, 9);
+    msgpack_pack_map(pk, 10);
     pack_pair_u64(pk, "requests", st.n_sparse_requests);
     pack_pair_u64(pk, "selections", st.n_selections);
     pack_pair_u64(pk, "blocks", st.n_blocks_selected);
@@ -307,6 +332,10 @@ void describe__stats(struct server *s, msgpack_packer *pk) {
     pack_pair_u64(pk, "wide", st.n_wide);
     pack_pair_u64(pk, "cut", st.n_cut);
     pack_pair_real(pk, "select_seconds", st.select_seconds);
+    rpc_pack_str(pk, "prefill");
+    msgpack_pack_map(pk, 5);
+    pack_pair_u64(pk, "selections", st.prefill.n_selections);
+    pack_prefill(pk, &st.prefill);
     rpc_pack_str(pk, "exact");
     msgpack_pack_map(pk, 5);
     pack_exact(pk, &st.exact);

@@ -159,6 +159,17 @@ static void sparsity(struct strbuf *b, const char *m, const struct engine_stats 
         "Of the lists, those made wider by surprise.", (double)st->n_wide);
     one(b, m, "tandem_sparse_cut_tokens_total", "counter",
         "Verified tokens drawn anew because a new list began before them.", (double)st->n_cut);
+    one(b, m, "tandem_sparse_prefill_selections_total", "counter",
+        "Lists of blocks made for chunks of prompts.", (double)st->prefill.n_selections);
+    one(b, m, "tandem_sparse_prefill_blocks_total", "counter", "Blocks that they chose from.",
+        (double)st->prefill.n_blocks);
+    one(b, m, "tandem_sparse_prefill_kept_blocks_total", "counter", "Of these, kept.",
+        (double)st->prefill.n_kept);
+    one(b, m, "tandem_sparse_prefill_kv_bytes_total", "counter",
+        "KV bytes of the positions that rows of sparsely computed prompts saw, row by row.",
+        (double)st->prefill.kv_bytes);
+    one(b, m, "tandem_sparse_prefill_kv_dense_bytes_total", "counter",
+        "The same, had no list left anything out.", (double)st->prefill.kv_dense_bytes);
     one(b, m, "tandem_exact_passes_total", "counter",
         "Dense passes that verified exact answers' provisional tokens.",
         (double)st->exact.n_passes);

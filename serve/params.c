@@ -53,6 +53,10 @@ void params__defaults(struct request_options *o) {
         {"reselector", PARAM_RESELECTOR, AT(sparse.reselector), 0, 0, false},                      \
         {"surprise", PARAM_REAL, AT(sparse.surprise), 0, 100, true},                               \
         {"exact", PARAM_EXACT, AT(sparse.exact), 0, TARGET_MOST_EXACT, false},                     \
+        {"prefill", PARAM_PREFILL, AT(sparse.prefill), 0, 0, false},                               \
+        {"prefill_dense", PARAM_INT, AT(sparse.prefill_dense), 0, TARGET_MOST_BLOCKS, false},      \
+        {"prefill_chunk", PARAM_INT,          AT(sparse.prefill_chunk),                            \
+         TARGET_BLOCK,    TARGET_MOST_BLOCKS, false},                                              \
         {"drafted", PARAM_BOOL, AT(drafted), 0, 0, false},                                         \
         {"conversation", PARAM_CONVERSATION, AT(conversation), 0, 0, false}, {                     \
         "n", PARAM_ONE, 0, 0, 0, false                                                             \
@@ -252,6 +256,14 @@ static int read_reselector(const struct param *t, const msgpack_object *v, int *
     return target_reselector_parse(out, s, n, e);
 }
 
+static int read_prefill(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
+    const char *s;
+    size_t n;
+    if (!rpc_text(v, &s, &n))
+        return err_raise(e, E_INVALID, "%s must be a str, not %s", t->name, rpc_type_name(v));
+    return target_prefill_parse(out, s, n, e);
+}
+
 /* A number of tokens; true is the most, false none. */
 static int read_exact(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
     double x;
@@ -323,6 +335,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_reselect(t, v, (int *)field, e);
     case PARAM_EXACT:
         return read_exact(t, v, (int *)field, e);
+    case PARAM_PREFILL:
+        return read_prefill(t, v, (int *)field, e);
     case PARAM_RESELECTOR:
         return read_reselector(t, v, (int *)field, e);
     case PARAM_COUPLING: {

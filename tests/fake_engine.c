@@ -237,6 +237,8 @@ static void select_blocks(const struct engine_submit_options *o, struct engine_s
     out->kv_dense_bytes = 3000;
     if (out->settings.exact > 0)
         out->exact = (struct engine_exact){2, 2 * (uint64_t)out->settings.exact, 21, 23};
+    if (out->settings.prefill == TARGET_PREFILL_SPARSE)
+        out->prefill = (struct engine_prefill){3, 10, 6, 700, 900};
 }
 
 int engine_submit(struct engine *g, const struct engine_submit_options *o,

@@ -76,6 +76,10 @@ static void test_serve_speculation_refusals(void) {
         {"'exact':-1", "exact is -1, allowed is true, false or [0, 16]", "exact"},
         {"'exact':2.5", "exact must be true, false or an integer in [0, 16], not a float", "exact"},
         {"'exact':'on'", "exact must be true, false or an integer in [0, 16], not a str", "exact"},
+        {"'prefill':'none'", "prefill is \"none\", allowed is \"dense\" or \"sparse\"", "prefill"},
+        {"'prefill':true", "prefill must be a str, not a boolean", "prefill"},
+        {"'prefill_dense':-1", "prefill_dense is -1, allowed is [0, 1048576]", "prefill_dense"},
+        {"'prefill_chunk':63", "prefill_chunk is 63, allowed is [64, 1048576]", "prefill_chunk"},
         {"'reselector':'observed'",
          "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"recent\" or "
          "\"random\"",
@@ -135,7 +139,7 @@ static void test_serve_sparsity(void) {
                     "\"first_kept\"=>5, \"reselect\"=>\"surprise\", \"reselector\"=>\"recent\", "
                     "\"wide\"=>0, \"cut\"=>0, \"select_ms\"=>0.000000, "
                     "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
-                    "\"kv_dense_bytes\"=>3000, \"exact\"=>nil}}]");
+                    "\"kv_dense_bytes\"=>3000, \"prefill\"=>nil, \"exact\"=>nil}}]");
     peer_send(&p, "[0,2,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
                   "'random','keep':0.25,'min_blocks':1,'reselect':64}]]");
     peer_expect(&p, "[1, 2, nil, {%\"sparsity\"=>{\"selector\"=>\"random\", "
@@ -150,6 +154,14 @@ static void test_serve_sparsity(void) {
     peer_expect(&p, "[1, 5, nil, {%\"exact\"=>{\"limit\"=>16, \"passes\"=>2, "
                     "\"provisional\"=>32, \"accepted\"=>21, \"tokens\"=>23, "
                     "\"tokens_per_pass\"=>11.500000}}}]");
+    peer_send(&p, "[0,6,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'keep_blocks':5,"
+                  "'prefill':'sparse','prefill_dense':4,'prefill_chunk':128}]]");
+    peer_expect(&p, "[1, 6, nil, {%\"selector\"=>\"observed\", %\"prefill\"=>{\"dense\"=>4, "
+                    "\"chunk\"=>128, \"selections\"=>3, \"blocks\"=>10, \"kept\"=>6, "
+                    "\"kv_bytes\"=>700, \"kv_dense_bytes\"=>900}, \"exact\"=>nil}}]");
+    peer_send(&p, "[0,7,'generate',['ab',{'prefill':'sparse','prefill_chunk':100}]]");
+    peer_expect(&p, "[1, 7, [4, \"prefill_chunk is 100, allowed are multiples of 64 in [64, "
+                    "1048576]\", {%}], nil]");
     peer_send(&p, "[0,4,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':false}]]");
     peer_expect(&p, "[1, 4, nil, {%\"sparsity\"=>{\"selector\"=>\"off\"}}]");
     stop(&s, &p);
