@@ -281,6 +281,16 @@ static int read_exact(const struct param *t, const msgpack_object *v, int *out, 
     return 0;
 }
 
+static int read_coupling(const struct param *t, const msgpack_object *v, enum verify_coupling *out,
+                         struct err *e) {
+    const char *s;
+    size_t n;
+    if (!rpc_text(v, &s, &n))
+        return err_raise(e, E_INVALID, "%s must be \"lossless\" or \"gumbel\", not %s", t->name,
+                         rpc_type_name(v));
+    return verify_coupling_parse(out, s, n, e);
+}
+
 static int read_value(const struct param *t, void *out, const msgpack_object *v, uint64_t salt_seed,
                       struct err *e) {
     char *field = (char *)out + t->offset;
@@ -339,14 +349,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_prefill(t, v, (int *)field, e);
     case PARAM_RESELECTOR:
         return read_reselector(t, v, (int *)field, e);
-    case PARAM_COUPLING: {
-        const char *s;
-        size_t n;
-        if (!rpc_text(v, &s, &n))
-            return err_raise(e, E_INVALID, "%s must be \"lossless\" or \"gumbel\", not %s", t->name,
-                             rpc_type_name(v));
-        return verify_coupling_parse((enum verify_coupling *)field, s, n, e);
-    }
+    case PARAM_COUPLING:
+        return read_coupling(t, v, (enum verify_coupling *)field, e);
     case PARAM_TEXT: {
         struct param_text *text = (struct param_text *)field;
         if (!rpc_text(v, &text->s, &text->n))

@@ -165,7 +165,12 @@ static void test_cuda_engine_answer(void) {
 /* ---- Tiny pairs ---- */
 
 /* Heads of 64: the kernels have none of 16. */
-enum { DENSE = -1, EXACT = -3, EXACT_SAMPLED = -4 }; /* else sparse, and `reselect` of that */
+enum {
+    DENSE = -1,
+    EXACT = -3,
+    EXACT_SAMPLED = -4,
+    PREFILL = -5
+}; /* else sparse, and `reselect` of that */
 static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int reselect,
                        const int *lengths, int n_lengths) {
     struct tiny_options t;
@@ -197,7 +202,14 @@ static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int rese
     }
     if (reselect != DENSE) {
         bed_sparse(&b);
-        if (!b.n_exact) b.o.sparse.reselect = reselect;
+        if (reselect == PREFILL) {
+            b.o.sparse.reserve = 0;
+            b.o.sparse.prefill = TARGET_PREFILL_SPARSE;
+            b.o.sparse.prefill_dense = 0;
+            b.o.sparse.prefill_chunk = 64;
+        } else if (!b.n_exact) {
+            b.o.sparse.reselect = reselect;
+        }
         b.o.sparse.surprise = 0.02;
         b.o.kv_memory_bytes *= 2;
         b.n_requests = 24;
@@ -237,6 +249,11 @@ static void test_cuda_engine_tiny_exact(void) {
     static const int lengths[] = {0, 2, 8, VERIFY_DRAFT_AUTO};
     check_tiny(KERN_Q8_0, false, false, EXACT, lengths, 4);
     check_tiny(KERN_Q8_0, false, false, EXACT_SAMPLED, lengths, 4);
+}
+
+/* Chunks of prompts whose lists are made between passes: K and V of prompts, too. */
+static void test_cuda_engine_tiny_prefill(void) {
+    check_tiny(KERN_Q8_0, false, false, PREFILL, some_lengths, N_SOME);
 }
 
 /* States, scores and lists inside answers: rounds that end at points, and that are cut at them. */
@@ -283,6 +300,7 @@ const struct test tests[] = {
     {"cuda_engine_tiny_q4_1", TEST_GPU, 180000, test_cuda_engine_tiny_q4_1},
     {"cuda_engine_tiny_sparse", TEST_GPU, 240000, test_cuda_engine_tiny_sparse},
     {"cuda_engine_tiny_exact", TEST_GPU, 300000, test_cuda_engine_tiny_exact},
+    {"cuda_engine_tiny_prefill", TEST_GPU, 240000, test_cuda_engine_tiny_prefill},
     {"cuda_engine_tiny_epochs", TEST_GPU, 240000, test_cuda_engine_tiny_epochs},
     {"cuda_engine_tiny_gumbel", TEST_GPU, 180000, test_cuda_engine_tiny_gumbel},
     {"cuda_engine_tiny_reduced_head", TEST_GPU, 180000, test_cuda_engine_tiny_reduced_head},
