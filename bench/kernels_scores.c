@@ -192,6 +192,11 @@ static void point_note(struct scores *s, int rows) {
     const int block = note.position / KERN_BLOCK,
               quarter = note.position % KERN_BLOCK / KERN_QUARTER;
     const int first = note.position % KERN_QUARTER;
+    /* Sums go on from what the planes held: from the host's again, whatever ran before. */
+    kbench_must(b,
+                b->k->ops->upload(b->k, s->arena + (size_t)block * PLANE,
+                                  s->planes + (size_t)block * PLANE, PLANE * sizeof(float), NULL),
+                NULL, "upload:");
     kbench_must(b, call_note(&n, 0), NULL, "note_states:");
     kbench_get(b, got, s->arena + (size_t)block * PLANE, PLANE * sizeof(float));
     for (int c = 0; c < COLS; c++) {
