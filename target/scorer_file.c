@@ -48,7 +48,7 @@ static int parse_hex(const char *key, const char *text, uint64_t *out, struct er
 static int parse_number(const char *key, const char *text, double *out, struct err *e) {
     char *end;
     *out = strtod(text, &end);
-    if (((text[0] < '0' || text[0] > '9') && text[0] != '.') || *end)
+    if (((text[0] < '0' || text[0] > '9') && text[0] != '.') || strpbrk(text, "xX") || *end)
         return err_raise(e, E_FORMAT, "%s is \"%.40s\", not a number of 0 or more", key, text);
     return 0;
 }

@@ -65,6 +65,7 @@ int target_reselector_parse(int *out, const char *s, size_t n, struct err *e) {
 static bool read_number(const char *s, size_t n, double *out) {
     char text[32], *end;
     if (n < 1 || n >= sizeof text || (s[0] != '.' && (s[0] < '0' || s[0] > '9'))) return false;
+    if (memchr(s, 'x', n) || memchr(s, 'X', n)) return false; /* strtod reads hex */
     memcpy(text, s, n);
     text[n] = 0;
     *out = strtod(text, &end);

@@ -369,23 +369,11 @@ static void test_target_names(void) {
     assert_int_equal(target_keep_parse(&s, "8192:1,16384:.25", 16, &e), 0);
     assert_true(s.keep == TARGET_CURVE && s.curve.n == 2);
     assert_true(s.curve.at[1].tokens == 16384 && s.curve.at[1].keep == .25);
-    static const char *const bad[] = {"",
-                                      "0",
-                                      "1.1",
-                                      "nan",
-                                      "inf",
-                                      "-0.5",
-                                      "0.5x",
-                                      " 1",
-                                      "curves",
-                                      "1:1,",
-                                      "8:1,8:.5",
-                                      "9:1,8:.5",
-                                      "8:",
-                                      ":1",
-                                      "8:2",
-                                      "8:1;9:1",
-                                      "1:1,2:1,3:1,4:1,5:1,6:1,7:1,8:1,9:1"};
+    static const char *const bad[] = {
+        "",         "0",        "1.1",      "nan",     "inf",
+        "-0.5",     "0.5x",     " 1",       "curves",  "1:1,",
+        "8:1,8:.5", "9:1,8:.5", "8:",       ":1",      "8:2",
+        "0x1",      "0x8:1",    "8:0x1p-1", "8:1;9:1", "1:1,2:1,3:1,4:1,5:1,6:1,7:1,8:1,9:1"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         if (target_keep_parse(&s, bad[i], strlen(bad[i]), &e) != E_RANGE)
             fail_msg("keep \"%s\" was taken", bad[i]);
@@ -408,7 +396,8 @@ static void test_target_names(void) {
         assert_int_equal(target_reselect_parse(&n, points[i].text, strlen(points[i].text), &e), 0);
         assert_int_equal(n, points[i].n);
     }
-    static const char *const no_points[] = {"", "0", "1.5", "-1", "stepp", "2000000", "1e9"};
+    static const char *const no_points[] = {"",      "0",       "1.5", "-1",
+                                            "stepp", "2000000", "1e9", "0x10"};
     for (size_t i = 0; i < sizeof no_points / sizeof *no_points; i++)
         assert_int_equal(target_reselect_parse(&n, no_points[i], strlen(no_points[i]), &e),
                          E_RANGE);
