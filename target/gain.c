@@ -20,6 +20,10 @@ static int check(const struct target_gain_input *in, struct err *e) {
                              "gain: weights of %g bytes and %g products, %g bytes and %g products "
                              "a second",
                              numbers[0], numbers[1], numbers[2], numbers[3]);
+    for (int i = 2; i < 4; i++) /* of so little, times and gains would be no numbers */
+        if (numbers[i] > 0 && numbers[i] < 1)
+            return err_raise(e, E_RANGE, "%s of %g a second: allowed are 1 and more, 0: not known",
+                             i == 2 ? "bandwidth" : "product rate", numbers[i]);
     return 0;
 }
 

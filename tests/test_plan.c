@@ -337,12 +337,14 @@ static void test_plan_gain_bound_by_products(void) {
 }
 
 static void test_plan_gain_refuses(void) {
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 14; i++) {
         struct target_gain_input in = wide_model();
         struct target_gain g;
         struct err e = {0};
         if (i == 0) in.n_layers = 0;
         if (i == 1) in.n_shallow = 33;
+        if (i == 12) in.rate = 1e-300; /* would make gains of infinities */
+        if (i == 13) in.bandwidth = .5;
         if (i == 2) in.n_kept = 32769;
         if (i == 3) in.n_kept = 0;
         if (i == 4) in.n_tokens = 0;
