@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -77,6 +78,24 @@ int file_read(struct file *f, const char *path, size_t limit_bytes, struct err *
     f->data = p;
     f->bytes = bytes;
     return 0;
+}
+
+int file_check_writable(const char *path, struct err *e) {
+    struct stat st;
+    if (stat(path, &st) == 0) {
+        if (S_ISDIR(st.st_mode)) return err_raise(e, E_IO, "%s: %s", path, strerror(EISDIR));
+        return access(path, W_OK) == 0 ? 0 : err_raise(e, E_IO, "%s: %s", path, strerror(errno));
+    }
+    const char *slash = strrchr(path, '/');
+    size_t n = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
+    char *folder = n ? strndup(path, n) : strdup(".");
+    if (!folder) return err_raise(e, E_NOMEM, "no memory for a path of %zu bytes", n);
+    bool is_ok = path[0] && !(slash && !slash[1]) && access(folder, W_OK | X_OK) == 0;
+    int why = path[0] && !(slash && !slash[1]) ? errno : ENOENT;
+    free(folder);
+    if (is_ok) return 0;
+    return err_raise(e, why == ENOENT ? E_NOT_FOUND : E_IO, "%s: cannot be written: %s", path,
+                     strerror(why));
 }
 
 void file_forget(const struct file *f, size_t offset, size_t n) {

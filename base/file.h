@@ -24,6 +24,10 @@ int file_open(struct file *f, const char *path, size_t limit_bytes, struct err *
 /* Read `path` into the heap (for small text files). Same errors. */
 int file_read(struct file *f, const char *path, size_t limit_bytes, struct err *e);
 
+/* Could a file be written here? For results that take hours: asked before, not found out behind
+ * them. Creates nothing. E_NOT_FOUND (its folder is not there), E_IO. */
+int file_check_writable(const char *path, struct err *e);
+
 /* Tell the kernel that the bytes [offset, offset + n) will not be read again. */
 void file_forget(const struct file *f, size_t offset, size_t n);
 

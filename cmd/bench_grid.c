@@ -12,6 +12,7 @@
 
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cmd/bell.h"
 #include "cmd/bench_prompts.h"
@@ -457,6 +458,7 @@ int bench_grid(struct engine *g, const struct bench_grid_options *o, struct err 
     struct strbuf text = {0}, out = {0};
     int n = 0;
     int rc = check(g, o, e);
+    if (!rc && o->html_path) rc = file_check_writable(o->html_path, e);
     if (!rc) rc = bench_text(&text, o->text, engine_tokenizer(g), e);
     if (!rc && !o->json) bench__grid_head(g, o);
     for (int i = 0; i < o->n_depths && !rc; i++)

@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/strbuf.h"
 #include "base/threads.h"
@@ -77,6 +78,7 @@ static double budget_s(const struct distill *d) {
 static int parse_layers(struct distill *d, struct err *e) {
     struct distill_trace_options *h = &d->how;
     int n = d->c.n_layers;
+    if (!d->f->layer[0]) return err_raise(e, E_RANGE, "--layer '': 'auto', or numbers as 6,9,12");
     if (!strcmp(d->f->layer, "auto")) {
         for (int i = 0; i < 5; i++) {
             int layer = (int)lround(n / 8.0 + i * (n / 2.0 - n / 8.0) / 4);
@@ -492,7 +494,8 @@ static int train_layer(struct distill *d, int i, struct err *e) {
 
 static int run(struct distill *d, const struct options *o, struct err *e) {
     int64_t began = clock_ns();
-    int rc = open_model(d, e);
+    int rc = file_check_writable(d->f->out, e); /* not found out behind hours of training */
+    if (!rc) rc = open_model(d, e);
     if (!rc) rc = settle(d, e);
     if (!rc) rc = read_texts(d, o, e);
     if (!rc) rc = check_memory(d, e);

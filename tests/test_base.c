@@ -3,12 +3,15 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/err.h"
+#include "base/file.h"
 #include "base/half.h"
 #include "base/rng.h"
 #include "base/strbuf.h"
@@ -159,6 +162,31 @@ static void test_base_err_quotes_hostile_bytes(void) {
     assert_string_equal(err_text(-9999), "unknown error");
 }
 
+static void test_base_file_writable(void) {
+    char folder[] = "/tmp/tandem-base-XXXXXX", path[64];
+    struct err e = {0};
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/a", folder);
+    assert_int_equal(file_check_writable(path, &e), 0);
+    assert_int_equal(access(path, F_OK), -1); /* nothing is made */
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fclose(f);
+    assert_int_equal(file_check_writable(path, &e), 0);
+    assert_int_equal(file_check_writable(folder, &e), E_IO);
+    assert_non_null(strstr(e.message, folder));
+    snprintf(path, sizeof path, "%s/a/b", folder); /* a file is no folder */
+    assert_int_equal(file_check_writable(path, &e), E_IO);
+    snprintf(path, sizeof path, "%s/no/a", folder);
+    assert_int_equal(file_check_writable(path, &e), E_NOT_FOUND);
+    assert_int_equal(file_check_writable("", &e), E_NOT_FOUND);
+    assert_int_equal(file_check_writable("no-such-folder/", &e), E_NOT_FOUND);
+    assert_int_equal(file_check_writable("tandem-no-such-file", &e), 0);
+    snprintf(path, sizeof path, "%s/a", folder);
+    unlink(path);
+    rmdir(folder);
+}
+
 const struct test tests[] = {
     {"base_philox_known_answers", TEST_QUICK, 2000, test_base_philox_known_answers},
     {"base_half_all_values", TEST_QUICK, 5000, test_base_half_all_values},
@@ -169,5 +197,6 @@ const struct test tests[] = {
     {"base_utf8_every_code_point", TEST_QUICK, 10000, test_base_utf8_every_code_point},
     {"base_strbuf_limit", TEST_QUICK, 2000, test_base_strbuf_limit},
     {"base_err_quotes_hostile_bytes", TEST_QUICK, 2000, test_base_err_quotes_hostile_bytes},
+    {"base_file_writable", TEST_QUICK, 2000, test_base_file_writable},
     {0},
 };
