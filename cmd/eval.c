@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cmd/cmd.h"
 #include "cmd/eval_report.h"
@@ -259,12 +260,53 @@ static int write_results(const struct flags *f, const struct work *p, struct err
     return rc;
 }
 
+static int check_outputs(const struct flags *f, struct err *e) {
+    const char *const path[] = {f->json && strcmp(f->json, "-") ? f->json : NULL, f->svg,
+                                f->answers};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof path / sizeof path[0] && !rc; i++)
+        if (path[i]) rc = file_check_writable(path[i], e);
+    return rc;
+}
+
 /* ---- Calibration ---- */
 
 static int calibrated_selector(const struct flags *f, struct err *e) {
     for (int s = EVAL_DENSE + 1; s < EVAL_N_SELECTORS; s++)
         if (!strcmp(f->calibrate, eval_selector_name((enum eval_selector)s))) return s;
     return err_raise(e, E_RANGE, "--calibrate: '%s' is no selector", f->calibrate);
+}
+
+static bool leaves_out(const struct eval_column *col, const struct work *p) {
+    for (int l = 0; l < p->find.n_lengths; l++)
+        if (target_n_kept(&col->settings, p->find.length[l]) < target_n_blocks(p->find.length[l]))
+            return true;
+    return false;
+}
+
+/* Is there anything to fit, and may it be written where it shall? Asked before hours of work. */
+static int check_calibration(const struct flags *f, const struct work *p, struct err *e) {
+    struct target_scorer_file *file;
+    int selector = calibrated_selector(f, e), first = selector == EVAL_SCORER ? 0 : -1;
+    bool is_there = false;
+    if (selector < 0) return selector;
+    for (int i = 1; i < p->columns.n; i++) {
+        const struct eval_column *col = &p->columns.at[i];
+        is_there |= (int)col->selector == selector && col->scorer == first &&
+                    col->anew == EVAL_ONCE && leaves_out(col, p);
+    }
+    if (!is_there || (p->find.n == 0 && p->read.n == 0))
+        return err_raise(e, E_INVALID,
+                         "--calibrate %s: nothing would be left out of any prompt; give it as one "
+                         "of --selectors, with --keep-blocks below the prompts' blocks, and "
+                         "needles or texts",
+                         f->calibrate);
+    if (!f->into) return 0;
+    int rc = target_scorer_read(&file, f->into, e);
+    if (rc) return rc;
+    rc = target_scorer_check(file, &p->bed->c, p->bed->fingerprint, e);
+    target_scorer_free(file);
+    return rc ? rc : file_check_writable(f->into, e);
 }
 
 static int calibrate(const struct flags *f, struct work *p, struct err *e) {
@@ -339,7 +381,10 @@ static int run(const struct flags *f, struct work *p, struct err *e) {
     struct eval_results *r = &p->results;
     /* A wrong word must not cost an evaluation. */
     int rc = f->calibrate ? calibrated_selector(f, e) : 0;
-    if (rc >= 0) rc = plan_all(f, p, e);
+    if (rc >= 0) rc = check_outputs(f, e);
+    if (!rc) rc = plan_all(f, p, e);
+    if (!rc && f->calibrate) rc = check_calibration(f, p, e);
+    if (!rc && f->tasks) rc = eval_tasks_check(f->tasks, f->n_task, e);
     if (!rc) rc = eval_bed_open(p->bed, &p->bed_options, e);
     if (rc) return rc;
     say_start(p);

@@ -114,6 +114,10 @@ struct eval_task {
 };
 enum { EVAL_MAX_TASKS = 20000 };
 
+/* Read all lines that would be asked (n of each file; 0: all), so that a bad one is named before
+ * the work begins; a file without any is an error. */
+int eval_tasks_check(const char *paths, int n, struct err *e);
+
 /* *items is the caller's to free. */
 int eval_tasks(struct eval_bed *b, const struct eval_columns *columns,
                const struct eval_task_options *o, const struct eval_clock *clock,

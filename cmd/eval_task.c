@@ -184,26 +184,64 @@ static int run_file(struct task_run *r, const char *path, struct err *e) {
     return rc;
 }
 
+/* Call `each` with every path of a list with commas between. */
+static int each_path(const char *paths, int (*each)(void *arg, const char *path, struct err *e),
+                     void *arg, struct err *e) {
+    char path[4096];
+    const char *p = paths;
+    do {
+        size_t n = strcspn(p, ",");
+        if (n == 0 || n >= sizeof path)
+            return err_raise(e, E_INVALID, "'%s' is no list of files with commas between", paths);
+        memcpy(path, p, n);
+        path[n] = 0;
+        int rc = each(arg, path, e);
+        if (rc) return rc;
+        p += n + (p[n] == ',');
+    } while (*p);
+    return 0;
+}
+
+static int check_file(void *arg, const char *path, struct err *e) {
+    struct file f;
+    int rc = file_open(&f, path, FILE_LIMIT, e), number = 0, done = 0, most = *(const int *)arg;
+    if (rc) return rc;
+    size_t at = 0;
+    while (!rc && at < f.bytes && (most == 0 || done < most)) {
+        const char *line = (const char *)f.data + at;
+        const char *eol = memchr(line, '\n', f.bytes - at);
+        size_t bytes = eol ? (size_t)(eol - line) : f.bytes - at;
+        struct eval_task_line t;
+        number++;
+        if (!is_blank(line, bytes)) {
+            rc = eval_task_line_read(&t, line, bytes, e);
+            if (rc) err_prefix(e, rc, "%s, line %d", path, number);
+            else eval_task_line_close(&t);
+            done++;
+        }
+        at += bytes + (eol != NULL);
+    }
+    if (!rc && done == 0) rc = err_raise(e, E_FORMAT, "%s: holds no task", path);
+    file_close(&f);
+    return rc;
+}
+
+int eval_tasks_check(const char *paths, int n, struct err *e) {
+    return each_path(paths, check_file, &n, e);
+}
+
+static int run_path(void *arg, const char *path, struct err *e) {
+    return run_file(arg, path, e);
+}
+
 int eval_tasks(struct eval_bed *b, const struct eval_columns *columns,
                const struct eval_task_options *o, const struct eval_clock *clock,
                struct eval_task **items, int *n_items, struct err *e) {
     struct task_run r = {
         .b = b, .columns = columns, .o = o, .clock = clock, .items = items, .n_items = n_items};
-    char path[4096];
-    int rc = 0;
     *items = NULL;
     *n_items = 0;
-    for (const char *p = o->paths; *p && !rc;) {
-        size_t n = strcspn(p, ",");
-        if (n == 0 || n >= sizeof path) {
-            rc = err_raise(e, E_INVALID, "'%s' is no list of files with commas between", o->paths);
-            break;
-        }
-        memcpy(path, p, n);
-        path[n] = 0;
-        rc = run_file(&r, path, e);
-        p += n + (p[n] == ',');
-    }
+    int rc = each_path(o->paths, run_path, &r, e);
     tokens_deinit(&r.ids);
     for (int i = 0; i < EVAL_MAX_COLUMNS; i++) strbuf_deinit(&r.text[i]);
     return rc;

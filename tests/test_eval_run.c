@@ -217,6 +217,13 @@ static void test_eval_run_bad_input(void) {
         {"--selectors scorer", "needs a scorer's file"},
         {"--calibrate oracl", "'oracl' is no selector"},
         {"--longbench IN", "line 1"},
+        {"--longbench /", "not a regular file"},
+        {"--json nothing-there/a", "nothing-there/a: cannot be written"},
+        {"--svg /", "Is a directory"},
+        {"--calibrate observed --selectors recent", "nothing would be left out"},
+        {"--calibrate recent --keep-blocks 2048 --lengths 640", "nothing would be left out"},
+        {"--calibrate recent --keep-blocks 4 --lengths 640 --calibrate-into nothing-there",
+         "nothing-there"},
         {"--ctx-size 4096", "the model's context is 2048"},
     };
     char text[601], words[400];
@@ -259,6 +266,19 @@ static void test_eval_run_tasks(void) {
     json_decref(j);
     free(text);
     free(tables);
+    /* A bad line is named before the work begins, needles or not; a file of nothing, too. */
+    write_in("{\"context\": \"\", \"input\": \"\", \"answers\": [\"a\"]}\n{\n");
+    snprintf(words, sizeof words,
+             "--needles 1 --lengths 640 --kinds single --answers %s "
+             "--longbench %s",
+             in_folder("answers"), in_folder("in"));
+    assert_int_equal(eval(words), 1);
+    assert_non_null(strstr(said, "line 2: no JSON"));
+    assert_int_equal(access(in_folder("answers"), F_OK), -1);
+    write_in("\n  \n");
+    snprintf(words, sizeof words, "--longbench %s", in_folder("in"));
+    assert_int_equal(eval(words), 1);
+    assert_non_null(strstr(said, "holds no task"));
     remove_folder();
 }
 
