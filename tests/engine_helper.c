@@ -60,7 +60,8 @@ struct engine_progress tiny_wait_tokens(const struct engine_request *r, int n) {
     for (;;) {
         engine_poll(r, &p);
         if (p.finish != ENGINE_RUNNING || p.n_tokens >= n) return p;
-        if (clock_ms_since(start) > (TINY_SLOW ? 110000 : 60000)) fail_msg("a request hangs at %d tokens", p.n_tokens);
+        if (clock_ms_since(start) > (TINY_SLOW ? 110000 : 60000))
+            fail_msg("a request hangs at %d tokens", p.n_tokens);
         usleep(100);
     }
 }
@@ -83,7 +84,8 @@ void tiny_assert_pool_whole(struct engine *g) {
     struct engine_stats s;
     int64_t start = clock_ns();
     while (!engine_idle(g)) {
-        if (clock_ms_since(start) > (TINY_SLOW ? 110000 : 60000)) fail_msg("the engine does not come to rest");
+        if (clock_ms_since(start) > (TINY_SLOW ? 110000 : 60000))
+            fail_msg("the engine does not come to rest");
         usleep(200);
     }
     engine_get_stats(g, &s);
