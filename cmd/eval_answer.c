@@ -109,3 +109,17 @@ int eval_answer_all(struct eval_bed *b, const struct eval_columns *columns, cons
     free(ids);
     return rc;
 }
+
+void eval_write_answers(FILE *f, struct strbuf *s, const struct eval_columns *columns,
+                        const struct strbuf *text) {
+    strbuf_append_str(s, ", \"answers\": {");
+    for (int i = 0; i < columns->n; i++) {
+        if (i) strbuf_append_str(s, ", ");
+        strbuf_append_json(s, columns->at[i].name, strlen(columns->at[i].name));
+        strbuf_append_str(s, ": ");
+        strbuf_append_json(s, text[i].data, strlen(text[i].data));
+    }
+    strbuf_append_str(s, "}}\n");
+    if (!s->failed) fwrite(s->data, 1, s->n, f);
+    strbuf_deinit(s);
+}

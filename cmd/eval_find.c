@@ -106,16 +106,7 @@ static void write_answers(FILE *f, const struct eval_columns *columns,
     strbuf_append_json(&s, needle->question, strlen(needle->question));
     strbuf_append_str(&s, ", \"value\": ");
     strbuf_append_json(&s, needle->value, strlen(needle->value));
-    strbuf_append_str(&s, ", \"answers\": {");
-    for (int i = 0; i < columns->n; i++) {
-        if (i) strbuf_append_str(&s, ", ");
-        strbuf_append_json(&s, columns->at[i].name, strlen(columns->at[i].name));
-        strbuf_append_str(&s, ": ");
-        strbuf_append_json(&s, text[i].data, strlen(text[i].data));
-    }
-    strbuf_append_str(&s, "}}\n");
-    if (!s.failed) fwrite(s.data, 1, s.n, f);
-    strbuf_deinit(&s);
+    eval_write_answers(f, &s, columns, text);
 }
 
 static int find_one(struct eval_bed *b, const struct eval_columns *columns,

@@ -155,6 +155,11 @@ int eval_answer_all(struct eval_bed *b, const struct eval_columns *columns, cons
 /* The dense answer's tokens, as the oracle needs them: out[n], *n_out. */
 int eval_answer_dense(struct eval_bed *b, const int32_t *lead, int n_lead, int n, int32_t *out,
                       int *n_out, struct err *e);
+/* End a line of --answers: what stands in s, an open JSON object, then every column's answer, to f.
+ * Frees s. */
+void eval_write_answers(FILE *f, struct strbuf *s, const struct eval_columns *columns,
+                        const struct strbuf *text);
+
 bool eval_columns_have(const struct eval_columns *c, enum eval_selector s);
 
 #endif

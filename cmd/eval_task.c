@@ -78,16 +78,7 @@ static void write_answers(FILE *f, const struct eval_columns *columns,
     strbuf_append_json(&s, item->dataset, strlen(item->dataset));
     strbuf_append_str(&s, ", \"input\": ");
     strbuf_append_json(&s, t->input, strlen(t->input));
-    strbuf_append_str(&s, ", \"answers\": {");
-    for (int i = 0; i < columns->n; i++) {
-        if (i) strbuf_append_str(&s, ", ");
-        strbuf_append_json(&s, columns->at[i].name, strlen(columns->at[i].name));
-        strbuf_append_str(&s, ": ");
-        strbuf_append_json(&s, text[i].data, strlen(text[i].data));
-    }
-    strbuf_append_str(&s, "}}\n");
-    if (!s.failed) fwrite(s.data, 1, s.n, f);
-    strbuf_deinit(&s);
+    eval_write_answers(f, &s, columns, text);
 }
 
 static int task_one(struct eval_bed *b, const struct eval_columns *columns,
