@@ -125,6 +125,43 @@ static void assert_lists(const struct epoch_record *got, const struct epoch_reco
         assert_list(&got->chunk[i], &want->chunk[n_cached + i], n_cached + i, "chunk's list", what);
 }
 
+void epoch_run_all(const struct engine_options *o, const struct epoch_crowd *c, int n,
+                   bool together, bool again, struct epoch_record *r) {
+    assert_true(n <= MOST_REQUESTS);
+    struct engine *g = epoch_open(o, r);
+    struct engine_request *request[MOST_REQUESTS], *company[MOST_REQUESTS];
+    struct engine_submit_options s;
+    static struct epoch_record other;
+    for (int pass = 0; pass <= again; pass++)
+        for (int i = 0; i < n; i++) {
+            if (together) {
+                c->company(i, n, &other, &s);
+                s.params.seed = 5;
+                company[i] = tiny_submit(g, &s);
+                if (i % 2) engine_cancel(g, company[i]);
+            }
+            c->fill(i, &r[i], &s);
+            if (together) {
+                request[i] = tiny_submit(g, &s);
+                continue;
+            }
+            epoch_run(g, &s, &r[i]);
+            if (pass) assert_true(r[i].n_cached >= r[i].n_prompt - 32 - 63);
+        }
+    for (int i = 0; i < n && together; i += 2) {
+        tiny_wait_tokens(company[i], c->company_tokens);
+        engine_cancel(g, company[i]);
+    }
+    for (int i = 0; i < n && together; i++) {
+        struct engine_progress p = tiny_wait(request[i]);
+        epoch_end(&r[i], &p);
+        engine_release(g, request[i]);
+        engine_release(g, company[i]);
+    }
+    tiny_assert_pool_whole(g);
+    engine_close(g);
+}
+
 void epoch_assert_same(const struct epoch_record *got, const struct epoch_record *want,
                        const char *what) {
     for (int i = 0; i < want->n_out; i++)

@@ -52,6 +52,19 @@ void epoch_request(int i, int n_prompt, int n_out, struct epoch_record *r,
                    struct engine_submit_options *s);
 void epoch_end(struct epoch_record *r, const struct engine_progress *p);
 void epoch_run(struct engine *g, const struct engine_submit_options *s, struct epoch_record *r);
+
+/* What a run over n requests is made of: request i, and company whose answers nobody looks at, some
+ * cancelled at once, the others when they have company_tokens. */
+struct epoch_crowd {
+    void (*fill)(int i, struct epoch_record *r, struct engine_submit_options *s);
+    void (*company)(int i, int n, struct epoch_record *r, struct engine_submit_options *s);
+    int company_tokens;
+};
+/* All of them, one after another or together with company; again: twice, the second time with hits.
+ */
+void epoch_run_all(const struct engine_options *o, const struct epoch_crowd *c, int n,
+                   bool together, bool again, struct epoch_record *r);
+
 /* Tokens, logits, every list; of the chunks' those that were made. */
 void epoch_assert_same(const struct epoch_record *got, const struct epoch_record *want,
                        const char *what);

@@ -145,41 +145,12 @@ static void fill(int i, struct epoch_record *r, struct engine_submit_options *s)
     s->sparse = &of[i];
 }
 
-static void run_all(const struct engine_options *o, int n, bool together, bool again,
-                    struct epoch_record *r) {
-    struct engine *g = epoch_open(o, r);
-    struct engine_request *request[MOST_REQUESTS], *company[MOST_REQUESTS];
-    struct engine_submit_options s;
-    static struct epoch_record other;
-    for (int pass = 0; pass <= again; pass++)
-        for (int i = 0; i < n; i++) {
-            if (together) {
-                fill((i + 5) % n, &other, &s);
-                s.params.seed = 5;
-                company[i] = tiny_submit(g, &s);
-                if (i % 2) engine_cancel(g, company[i]);
-            }
-            fill(i, &r[i], &s);
-            if (together) {
-                request[i] = tiny_submit(g, &s);
-                continue;
-            }
-            epoch_run(g, &s, &r[i]);
-            if (pass) assert_true(r[i].n_cached >= r[i].n_prompt - 32 - 63);
-        }
-    for (int i = 0; i < n && together; i += 2) {
-        tiny_wait_tokens(company[i], 3);
-        engine_cancel(g, company[i]);
-    }
-    for (int i = 0; i < n && together; i++) {
-        struct engine_progress p = tiny_wait(request[i]);
-        epoch_end(&r[i], &p);
-        engine_release(g, request[i]);
-        engine_release(g, company[i]);
-    }
-    tiny_assert_pool_whole(g);
-    engine_close(g);
+static void fill_company(int i, int n, struct epoch_record *r, struct engine_submit_options *s) {
+    fill((i + 5) % n, r, s);
 }
+
+static const struct epoch_crowd crowd = {
+    .fill = fill, .company = fill_company, .company_tokens = 3};
 
 static void test_epochs_same(void) {
     static struct epoch_record want[MOST_REQUESTS], got[MOST_REQUESTS];
@@ -202,7 +173,7 @@ static void test_epochs_same(void) {
     const char *draft = tiny_draft_file(epoch_target(), &d);
     epoch_options(&o);
     o.max_rows = 1100;
-    run_all(&o, n, false, false, want);
+    epoch_run_all(&o, &crowd, n, false, false, want);
     for (int i = 0; i < n; i++) {
         n_lists += want[i].n_lists;
         n_wide += want[i].sparsity.n_wide;
@@ -215,7 +186,7 @@ static void test_epochs_same(void) {
         o.n_threads = runs[k].n_threads;
         o.draft_tokens = runs[k].draft_tokens;
         if (runs[k].draft) o.draft_path = draft, o.kv_memory_bytes *= 2;
-        run_all(&o, n, runs[k].together, runs[k].again, got);
+        epoch_run_all(&o, &crowd, n, runs[k].together, runs[k].again, got);
         for (int i = 0; i < n; i++) {
             epoch_assert_same(&got[i], &want[i], runs[k].what);
             n_cut += got[i].sparsity.n_cut;

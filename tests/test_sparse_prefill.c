@@ -137,41 +137,13 @@ static void fill(int i, struct epoch_record *r, struct engine_submit_options *s)
     s->sparse = &of[i];
 }
 
-static void run_all(const struct engine_options *o, int n, bool together, bool again,
-                    struct epoch_record *r) {
-    struct engine *g = epoch_open(o, r);
-    struct engine_request *request[MOST_REQUESTS], *company[MOST_REQUESTS];
-    struct engine_submit_options s;
-    static struct epoch_record other;
-    for (int pass = 0; pass <= again; pass++)
-        for (int i = 0; i < n; i++) {
-            if (together) { /* some of the very same prompt and law, whose pages are shared */
-                fill(i % 4 ? (i + 5) % n : i, &other, &s);
-                s.params.seed = 5;
-                company[i] = tiny_submit(g, &s);
-                if (i % 2) engine_cancel(g, company[i]);
-            }
-            fill(i, &r[i], &s);
-            if (together) {
-                request[i] = tiny_submit(g, &s);
-                continue;
-            }
-            epoch_run(g, &s, &r[i]);
-            if (pass) assert_true(r[i].n_cached >= r[i].n_prompt - 32 - 63);
-        }
-    for (int i = 0; i < n && together; i += 2) {
-        tiny_wait_tokens(company[i], 1);
-        engine_cancel(g, company[i]);
-    }
-    for (int i = 0; i < n && together; i++) {
-        struct engine_progress p = tiny_wait(request[i]);
-        epoch_end(&r[i], &p);
-        engine_release(g, request[i]);
-        engine_release(g, company[i]);
-    }
-    tiny_assert_pool_whole(g);
-    engine_close(g);
+/* Some of the very same prompt and law, whose pages are shared. */
+static void fill_company(int i, int n, struct epoch_record *r, struct engine_submit_options *s) {
+    fill(i % 4 ? (i + 5) % n : i, r, s);
 }
+
+static const struct epoch_crowd crowd = {
+    .fill = fill, .company = fill_company, .company_tokens = 1};
 
 static void test_prefill_same(void) {
     static struct epoch_record want[MOST_REQUESTS], got[MOST_REQUESTS];
@@ -191,7 +163,7 @@ static void test_prefill_same(void) {
     watch_reset(false);
     epoch_options(&o);
     o.max_rows = 1100;
-    run_all(&o, n, false, false, want);
+    epoch_run_all(&o, &crowd, n, false, false, want);
     for (int i = 0; i < n; i++) n_lists += want[i].n_chunks;
     assert_true(n_lists > 2 * n);
     for (size_t k = 0; k < sizeof runs / sizeof *runs; k++) {
@@ -199,7 +171,7 @@ static void test_prefill_same(void) {
         o.max_rows = runs[k].max_rows;
         o.n_threads = runs[k].n_threads;
         o.draft_tokens = runs[k].draft_tokens;
-        run_all(&o, n, runs[k].together, runs[k].again, got);
+        epoch_run_all(&o, &crowd, n, runs[k].together, runs[k].again, got);
         for (int i = 0; i < n; i++) {
             epoch_assert_same(&got[i], &want[i], runs[k].what);
             n_fewer += want[i].n_chunks - got[i].n_chunks;
