@@ -17,14 +17,7 @@ static struct kern_scorer mean_of(int cols) {
 void engine__states_scorer(struct engine_sizes *s, const struct target_scorer_file *f) {
     s->has_scorer = true;
     s->scorer = (struct target_scorer_defaults){.smoothing = f->smoothing, .curve = f->curve};
-    s->scorer_shape = (struct kern_scorer){.kind = f->kind,
-                                           .cols = f->hidden,
-                                           .n_queries = f->n_queries,
-                                           .normed = f->normed,
-                                           .by_first = f->by_first,
-                                           .n_heads = f->n_heads,
-                                           .head_dim = f->head_dim,
-                                           .width = f->width};
+    s->scorer_shape = target_scorer_shape(f);
     s->scorer_bytes = target_scorer_file_bytes(f);
     s->state_first = f->by_first;
 }

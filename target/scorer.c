@@ -159,6 +159,17 @@ struct target_scorer {
     size_t bytes;
 };
 
+struct kern_scorer target_scorer_shape(const struct target_scorer_file *f) {
+    return (struct kern_scorer){.kind = f->kind,
+                                .cols = f->hidden,
+                                .n_queries = f->n_queries,
+                                .normed = f->normed,
+                                .by_first = f->by_first,
+                                .n_heads = f->n_heads,
+                                .head_dim = f->head_dim,
+                                .width = f->width};
+}
+
 int target_scorer_load(struct target_scorer **out, const struct target_scorer_file *f,
                        struct kern *k, struct err *e) {
     struct target_scorer_file all = *f;
@@ -185,22 +196,15 @@ int target_scorer_load(struct target_scorer **out, const struct target_scorer_fi
         target_scorer_close(s);
         return rc;
     }
-    s->kern = (struct kern_scorer){.kind = f->kind,
-                                   .cols = f->hidden,
-                                   .n_queries = f->n_queries,
-                                   .normed = f->normed,
-                                   .by_first = f->by_first,
-                                   .n_heads = f->n_heads,
-                                   .head_dim = f->head_dim,
-                                   .width = f->width,
-                                   .a = placed[0],
-                                   .b = placed[1],
-                                   .ln_weight = placed[2],
-                                   .ln_bias = placed[3],
-                                   .w1 = placed[4],
-                                   .b1 = placed[5],
-                                   .w2 = placed[6],
-                                   .b2 = placed[7]};
+    s->kern = target_scorer_shape(f);
+    s->kern.a = placed[0];
+    s->kern.b = placed[1];
+    s->kern.ln_weight = placed[2];
+    s->kern.ln_bias = placed[3];
+    s->kern.w1 = placed[4];
+    s->kern.b1 = placed[5];
+    s->kern.w2 = placed[6];
+    s->kern.b2 = placed[7];
     *out = s;
     return 0;
 }

@@ -74,6 +74,9 @@ int target_scorer_check(const struct target_scorer_file *f, const struct model_c
 
 /* ---- On a backend ---- */
 
+/* What the operation is told of it, without weights: enough to ask for scratch. */
+struct kern_scorer target_scorer_shape(const struct target_scorer_file *f);
+
 /* Bring the weights to k's memory, at start: it allocates and waits. The file may be freed. */
 int target_scorer_load(struct target_scorer **out, const struct target_scorer_file *f,
                        struct kern *k, struct err *e);
