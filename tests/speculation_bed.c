@@ -454,3 +454,14 @@ void bed_sparse(struct bed *b) {
     s->reserve = 0.2;
     b->make = b->make == make_tiny ? make_tiny_long : make_chat_long;
 }
+
+void bed_tiny_sparse(struct bed *b, const struct tiny_options *target, int select_layer) {
+    struct tiny_draft d;
+    struct tiny_options t = *target;
+    t.dtype = KERN_Q8_0;
+    tiny_draft_default(&d, &t);
+    bed_tiny(b, &t, &d);
+    b->o.kv_memory_bytes *= 2;
+    b->o.select_layer = select_layer;
+    bed_sparse(b);
+}

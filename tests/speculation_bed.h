@@ -62,6 +62,9 @@ void bed_close_default_pair(struct bed *b);
 /* The same bed with a sparse target: prompts of several blocks, of which deep layers keep three and
  * a reserve. */
 void bed_sparse(struct bed *b);
+/* A tiny sparse bed of `target`'s shape in Q8_0 and its default draft, in a pool for long prompts.
+ */
+void bed_tiny_sparse(struct bed *b, const struct tiny_options *target, int select_layer);
 
 /* Run all of it. batches: each draft length also with all requests at once. Counters must show that
  * acceptances, rejections and rollbacks over page borders happened. */

@@ -65,15 +65,8 @@ static const int draft_lengths[] = {0, 2, 8, VERIFY_DRAFT_AUTO, 1, 3, VERIFY_DRA
 
 static void check_bed(bool sampled, bool gumbel, bool records) {
     struct bed b;
-    struct tiny_draft d;
-    struct tiny_options t = *target();
-    t.dtype = KERN_Q8_0;
-    tiny_draft_default(&d, &t);
     watch_reset(records);
-    bed_tiny(&b, &t, &d);
-    b.o.kv_memory_bytes *= 2;
-    b.o.select_layer = SELECT_LAYER;
-    bed_sparse(&b);
+    bed_tiny_sparse(&b, target(), SELECT_LAYER);
     b.sampled = sampled;
     b.gumbel = gumbel;
     b.exact = run_lengths;

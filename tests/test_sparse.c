@@ -316,15 +316,8 @@ static void test_sparse_same(void) {
 static void check_speculation(bool gumbel, bool records) {
     static const int few[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
-    struct tiny_draft d;
-    struct tiny_options t = *target();
-    t.dtype = KERN_Q8_0;
-    tiny_draft_default(&d, &t);
     watch_reset(records);
-    bed_tiny(&b, &t, &d);
-    b.o.kv_memory_bytes *= 2;
-    b.o.select_layer = SELECT_LAYER;
-    bed_sparse(&b);
+    bed_tiny_sparse(&b, target(), SELECT_LAYER);
     b.gumbel = gumbel;
     b.n_requests = TINY_SLOW ? 9 : 16;
     b.n_out = 96;

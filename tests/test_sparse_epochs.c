@@ -201,15 +201,8 @@ static void test_epochs_same(void) {
 static void check_speculation(int reselect, bool gumbel, bool records) {
     static const int few[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
-    struct tiny_draft d;
-    struct tiny_options t = *epoch_target();
-    t.dtype = KERN_Q8_0;
-    tiny_draft_default(&d, &t);
     watch_reset(records);
-    bed_tiny(&b, &t, &d);
-    b.o.kv_memory_bytes *= 2;
-    b.o.select_layer = SELECT_LAYER;
-    bed_sparse(&b);
+    bed_tiny_sparse(&b, epoch_target(), SELECT_LAYER);
     b.o.sparse.reselect = reselect;
     b.o.sparse.surprise = 0.02;
     b.gumbel = gumbel;

@@ -188,15 +188,8 @@ static void test_prefill_same(void) {
 static void test_prefill_speculation_device(void) {
     static const int lengths[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
-    struct tiny_draft d;
-    struct tiny_options t = *epoch_target();
-    t.dtype = KERN_Q8_0;
-    tiny_draft_default(&d, &t);
     watch_reset(true);
-    bed_tiny(&b, &t, &d);
-    b.o.kv_memory_bytes *= 2;
-    b.o.select_layer = SELECT_LAYER;
-    bed_sparse(&b);
+    bed_tiny_sparse(&b, epoch_target(), SELECT_LAYER);
     b.o.sparse.reserve = 0;
     b.o.sparse.prefill = TARGET_PREFILL_SPARSE;
     b.o.sparse.prefill_dense = 0;
