@@ -1,8 +1,12 @@
 /* `tandem bench --spec`: what speculation gains, by kind of prompt. Off, fixed draft lengths,
- * lookup alone and auto answer the same prompts in turn, over and over (interleaved, so that a
- * machine whose speed drifts drifts for all alike); medians are compared, and every answer with the
- * one without speculation, token for token. Answers end where the model ends them: what they repeat
- * of themselves is printed, since a loop is easy to draft. */
+ * lookup alone and auto answer the same prompts in turn, over and over (interleaved, each turn
+ * beginning with another of them, so that a machine whose speed drifts drifts for all alike);
+ * medians are compared, and every answer with the one without speculation, token for token. Answers
+ * end where the model ends them: what they repeat of themselves is printed, since a loop is easy to
+ * draft.
+ *
+ * `auto` is compared with the best fixed way, and the best of many noisy medians is partly the
+ * luckiest. So in each turn its opponent is the way that was best in all the other turns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +28,9 @@ struct way {
 };
 
 struct result {
-    double rate[MAX_REPEATS]; /* tokens a second after the first, by repeat */
-    double ratio;             /* to those without speculation: median of the repeats' own ratios */
+    double rate[MAX_REPEATS];    /* tokens a second after the first, by repeat */
+    double against[MAX_REPEATS]; /* rate by that without speculation, by repeat */
+    double ratio; /* to those without speculation: median of the repeats' own ratios */
     int n_tokens;
     bool same;                   /* tokens equal to those without speculation, each time */
     struct engine_speculation s; /* of the last run */
@@ -67,11 +72,13 @@ static double median(const double *v, int n) {
     return sorted[n / 2];
 }
 
-/* Median over the repeats of a / b: what a machine whose speed drifts leaves of a comparison. */
-static double paired(const struct result *a, const struct result *b, int n) {
-    double ratio[MAX_REPEATS];
-    for (int i = 0; i < n; i++) ratio[i] = b->rate[i] > 0 ? a->rate[i] / b->rate[i] : 0;
-    return median(ratio, n);
+/* The same without v[left_out]; -1: with all. */
+static double median_without(const double *v, int n, int left_out) {
+    double rest[MAX_REPEATS];
+    int m = 0;
+    for (int i = 0; i < n; i++)
+        if (i != left_out || n == 1) rest[m++] = v[i];
+    return median(rest, m);
 }
 
 /* How far the runs without speculation lie apart: the fastest over the slowest. */
@@ -140,6 +147,18 @@ static int make_prompt(const struct engine *g, const struct bench_kind *k, struc
                             out, e);
 }
 
+/* Each way by the one without speculation (way 0) of the same turn: what a machine whose speed
+ * drifts leaves of a comparison. */
+static void compare(struct kind_result *k, int n_ways, int n_repeats) {
+    const struct result *off = &k->way[0];
+    for (int i = 0; i < n_ways; i++) {
+        struct result *r = &k->way[i];
+        for (int t = 0; t < n_repeats; t++)
+            r->against[t] = off->rate[t] > 0 ? r->rate[t] / off->rate[t] : 0;
+        r->ratio = median(r->against, n_repeats);
+    }
+}
+
 /* Repeat 0 warms up (pages, caches, what the choice of draft lengths learns) and is not kept. */
 static int run_kind(struct engine *g, const struct bench_spec_options *o,
                     const struct bench_kind *k, const struct way *ways, int n_ways,
@@ -152,9 +171,9 @@ static int run_kind(struct engine *g, const struct bench_spec_options *o,
     out->n_prompt = (int)prompt.n;
     for (int i = 0; i < n_ways; i++) out->way[i].same = true;
     for (int repeat = 0; repeat <= o->n_repeats && !rc; repeat++)
-        for (int i = 0; i < n_ways && !rc; i++) {
+        for (int turn = 0; turn < n_ways && !rc; turn++) {
+            int i = (turn + repeat) % n_ways, n = 0;
             struct result *r = &out->way[i];
-            int n = 0;
             double rate = 0;
             rc = answer(g, o, &prompt, &ways[i], got, &n, &rate, &r->s, e);
             if (repeat > 0) r->rate[repeat - 1] = rate;
@@ -166,20 +185,36 @@ static int run_kind(struct engine *g, const struct bench_spec_options *o,
             r->same &= n == n_want && !memcmp(want, got, (size_t)n * sizeof *got);
         }
     out->repetition = repetition(want, n_want);
-    for (int i = 0; i < n_ways; i++)
-        out->way[i].ratio = paired(&out->way[i], &out->way[0], o->n_repeats);
+    compare(out, n_ways, o->n_repeats);
     tokens_deinit(&prompt);
     free(want);
     free(got);
     return rc;
 }
 
-/* The fixed way that was fastest. */
-static int best_fixed(const struct kind_result *k, const struct way *ways, int n_ways) {
+/* The fixed way that was fastest in all turns but one (-1: in all). */
+static int best_fixed(const struct kind_result *k, const struct way *ways, int n_ways,
+                      int n_repeats, int left_out) {
     int best = 0;
-    for (int i = 1; i < n_ways; i++)
-        if (ways[i].fixed && k->way[i].ratio > k->way[best].ratio) best = i;
+    double most = 0;
+    for (int i = 0; i < n_ways; i++) {
+        double ratio = median_without(k->way[i].against, n_repeats, left_out);
+        if (!ways[i].fixed || ratio <= most) continue;
+        most = ratio;
+        best = i;
+    }
     return best;
+}
+
+/* Median over the turns of auto (the last way) by the way that was best in the others. */
+static double against_best(const struct kind_result *k, const struct way *ways, int n_ways,
+                           int n_repeats) {
+    double ratio[MAX_REPEATS];
+    for (int t = 0; t < n_repeats; t++) {
+        double best = k->way[best_fixed(k, ways, n_ways, n_repeats, t)].rate[t];
+        ratio[t] = best > 0 ? k->way[n_ways - 1].rate[t] / best : 0;
+    }
+    return median(ratio, n_repeats);
 }
 
 static bool all_same(const struct kind_result *k, int n_ways) {
@@ -192,7 +227,7 @@ static void print_head(const struct way *ways, int n_ways) {
     printf("Each answer in turn by every way, over and over; ratios are to `off` of the same turn, "
            "medians of the turns.\n"
            "g=N: N draft tokens a round, lookup first where it matches; draft=4: the model alone; "
-           "lookup: no model, up to 8.\n"
+           "lookup: no model, up to 8. auto/best: by the way that was best in the other turns.\n"
            "again: 4-grams of the answer that stood in it before. spread: fastest over slowest run "
            "of `off`; far above 1, the machine was busy.\n\n");
     printf("%-12s %6s %6s %6s %9s %7s", "kind", "prompt", "tokens", "again", "off tok/s", "spread");
@@ -202,13 +237,13 @@ static void print_head(const struct way *ways, int n_ways) {
 }
 
 static void print_row(const struct kind_result *k, const struct way *ways, int n_ways, int n) {
-    int best = best_fixed(k, ways, n_ways), last = n_ways - 1;
+    int best = best_fixed(k, ways, n_ways, n, -1), last = n_ways - 1;
     const struct engine_speculation *s = &k->way[last].s;
     double rounds = (double)(s->n_rounds + s->n_plain_rounds);
     printf("%-12s %6d %6d %5.0f%% %9.1f %6.2fx", k->kind->name, k->n_prompt, k->way[0].n_tokens,
            100 * k->repetition, median(k->way[0].rate, n), spread(&k->way[0], n));
     for (int i = 1; i < n_ways; i++) printf(" %6.2fx", k->way[i].ratio);
-    printf("  %-8s %9.3f %9.2f %s\n", ways[best].name, paired(&k->way[last], &k->way[best], n),
+    printf("  %-8s %9.3f %9.2f %s\n", ways[best].name, against_best(k, ways, n_ways, n),
            rounds > 0 ? ((double)s->n_accepted + rounds) / rounds : 1,
            all_same(k, n_ways) ? "yes" : "NO");
     fflush(stdout);
@@ -226,9 +261,11 @@ static void print_json(const struct engine *g, const struct bench_spec_options *
     for (int i = 0; i < n_kinds; i++) {
         strbuf_printf(&b,
                       "%s\n  {\"kind\": \"%s\", \"prompt_tokens\": %d, \"tokens\": %d, "
-                      "\"repetition\": %.4f, \"ways\": [",
+                      "\"repetition\": %.4f, \"best\": \"%s\", \"auto_over_best\": %.4f, "
+                      "\"ways\": [",
                       i ? "," : "", k[i].kind->name, k[i].n_prompt, k[i].way[0].n_tokens,
-                      k[i].repetition);
+                      k[i].repetition, ways[best_fixed(&k[i], ways, n_ways, o->n_repeats, -1)].name,
+                      against_best(&k[i], ways, n_ways, o->n_repeats));
         for (int j = 0; j < n_ways; j++) {
             const struct result *r = &k[i].way[j];
             strbuf_printf(&b,
