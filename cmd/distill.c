@@ -34,8 +34,9 @@ struct flags {
     struct engine_options engine;
     const char *text, *scorer, *layer, *label, *representative, *loss, *out, *checkpoint;
     const char *leave_out, *precision;
-    int window, n_windows, n_places, n_steps, n_queries, n_heads, head_dim, width, seed, batch;
-    double learning_rate, weight_decay, keep, budget_minutes;
+    int window, n_windows, n_places, n_questions, n_steps, n_queries, n_heads, head_dim, width,
+        seed, batch;
+    double learning_rate, weight_decay, keep, aim, budget_minutes;
     size_t memory;
     bool resume, layernorm, json, quiet;
 };
@@ -49,6 +50,7 @@ struct distill {
     struct tokenizer *tokenizer;
     struct distill_texts texts;
     struct distill_trace_options how;
+    int leave_out; /* domain that nothing is trained on, -1: none */
     struct target_train_options train;
     struct threads *threads;
     /* Windows of each candidate layer, [n_windows] once traced. */
@@ -76,7 +78,7 @@ static double budget_s(const struct distill *d) {
 
 /* "6,9,12", or "auto": five layers from an eighth of the depth to a half. */
 static int parse_layers(struct distill *d, struct err *e) {
-    struct distill_trace_options *h = &d->how;
+    struct target_samples_content *h = &d->how.content;
     int n = d->c.n_layers;
     if (!d->f->layer[0]) return err_raise(e, E_RANGE, "--layer '': 'auto', or numbers as 6,9,12");
     if (!strcmp(d->f->layer, "auto")) {
@@ -118,10 +120,16 @@ static int parse_names(struct distill *d, struct err *e) {
         return err_raise(e, E_RANGE, "--representative %s: mean or first", f->representative);
     if (d->how.by_first && late)
         return err_raise(e, E_INVALID, "--representative first: late reads means of quarters");
-    d->how.has_quarters = late;
-    d->how.n_queries = f->n_queries ? f->n_queries : late ? KERN_STATE_QUERIES : 1;
+    d->how.content.has_quarters = late;
+    d->how.content.n_queries = d->train.n_queries = f->n_queries ? f->n_queries
+                                                    : late       ? KERN_STATE_QUERIES
+                                                                 : 1;
     s->loss = late ? TARGET_LOSS_KL : TARGET_LOSS_BCE_RANK;
-    int rc = target_label_parse(&d->how.label, f->label, e);
+    int rc = target_label_parse(&d->train.label, f->label, e);
+    /* What one look tells of is told by all labels; another training may want another. */
+    d->how.content.labels =
+        1U << TARGET_LABEL_LAST | 1U << TARGET_LABEL_DEEP | 1U << TARGET_LABEL_STRONGEST;
+    if (!rc) d->how.content.labels |= 1U << d->train.label;
     if (!rc && f->loss) rc = target_loss_parse(&s->loss, f->loss, e);
     if (!rc && late && s->loss != TARGET_LOSS_KL)
         rc = err_raise(e, E_INVALID, "--loss %s: late trains by kl", f->loss);
@@ -153,6 +161,7 @@ static int settle(struct distill *d, struct err *e) {
     d->train.batch = f->batch;
     d->train.weight_decay = f->weight_decay;
     d->train.keep = f->keep;
+    d->train.aim = f->aim;
     d->train.seed = (uint64_t)f->seed;
     if (f->window > d->c.context)
         return err_raise(e, E_RANGE, "--window %d: the model's context is %d", f->window,
@@ -163,8 +172,9 @@ static int settle(struct distill *d, struct err *e) {
                                              : 8192) /
                       TARGET_BLOCK * TARGET_BLOCK;
     d->texts.n_places = f->n_places;
+    d->texts.n_questions = f->n_questions;
     d->texts.seed = (uint64_t)f->seed;
-    d->texts.leave_out = -1;
+    d->leave_out = -1;
     if (d->texts.window < DISTILL_MIN_WINDOW)
         return err_raise(e, E_RANGE, "a context of %d tokens: windows have at least %d",
                          d->texts.window, DISTILL_MIN_WINDOW);
@@ -207,11 +217,11 @@ static int read_texts(struct distill *d, const struct options *o, struct err *e)
     }
     for (int i = 0; i < o->n_words && !rc; i++) rc = distill_texts_add(&d->texts, o->words[i], e);
     for (int i = 0; i < d->texts.n_domains && d->f->leave_out && !rc; i++)
-        if (!strcmp(d->texts.domain[i].name, d->f->leave_out)) d->texts.leave_out = i;
-    if (!rc && d->f->leave_out && d->texts.leave_out < 0)
+        if (!strcmp(d->texts.domain[i].name, d->f->leave_out)) d->leave_out = i;
+    if (!rc && d->f->leave_out && d->leave_out < 0)
         return err_raise(e, E_NOT_FOUND, "--leave-out %s: no text of that name (%s is the first)",
                          d->f->leave_out, d->texts.domain[0].name);
-    if (!rc && d->texts.leave_out >= 0 && d->texts.n_domains == 1)
+    if (!rc && d->leave_out >= 0 && d->texts.n_domains == 1)
         return err_raise(e, E_INVALID, "--leave-out %s: it is the only text", d->f->leave_out);
     if (!rc && d->f->n_windows < 4 * d->texts.n_domains)
         return err_raise(e, E_RANGE,
@@ -224,9 +234,12 @@ static int read_texts(struct distill *d, const struct options *o, struct err *e)
 /* Floats that a window's samples take at most. */
 static double window_bytes(const struct distill *d) {
     double h = d->c.hidden, blocks = d->texts.window / TARGET_BLOCK;
-    double of = blocks * h * (d->how.has_quarters ? 5 : 1) +
-                d->texts.n_places * (d->how.n_queries * h + 2 * blocks);
-    return 4 * of * d->how.n_layers;
+    int places =
+        d->texts.n_places > d->texts.n_questions ? d->texts.n_places : d->texts.n_questions;
+    int lines = 2 + __builtin_popcount(d->how.content.labels);
+    double of = blocks * h * (d->how.content.has_quarters ? 5 : 1) +
+                places * (d->how.content.n_queries * h + lines * blocks);
+    return 4 * of * d->how.content.n_layers;
 }
 
 static int check_memory(const struct distill *d, struct err *e) {
@@ -247,7 +260,7 @@ static int check_memory(const struct distill *d, struct err *e) {
 
 static int take(void *arg, int layer_idx, struct target_window *w, struct err *e) {
     struct distill *d = arg;
-    if (layer_idx >= d->how.n_layers || d->n_have[layer_idx] == d->n_windows) {
+    if (layer_idx >= d->how.content.n_layers || d->n_have[layer_idx] == d->n_windows) {
         target_window_free(w); /* more than are asked for now */
         return 0;
     }
@@ -256,11 +269,9 @@ static int take(void *arg, int layer_idx, struct target_window *w, struct err *e
     return 0;
 }
 
-/* Of everything that decides samples. */
+/* Of everything that decides samples, but what they are asked for. */
 static uint64_t samples_key(const struct distill *d) {
-    int64_t how[5 + MODEL_MAX_TAPS] = {(int64_t)d->fingerprint, d->how.label, d->how.by_first,
-                                       d->how.has_quarters, d->how.n_queries};
-    for (int i = 0; i < d->how.n_layers; i++) how[5 + i] = d->how.layer[i];
+    int64_t how[] = {(int64_t)d->fingerprint, d->how.by_first};
     return XXH3_64bits_withSeed(how, sizeof how, distill_texts_key(&d->texts));
 }
 
@@ -288,12 +299,12 @@ static int open_device(struct device *v, struct distill *d, struct err *e) {
                           ? d->texts.window + TARGET_TRACE_LOOK
                           : d->c.context,
         .max_rows = info.is_host ? 0 : KERN_MAX_ROWS,
-        .select_layer = d->how.layer[0],
-        .n_taps = d->how.n_layers,
+        .select_layer = d->how.content.layer[0],
+        .n_taps = d->how.content.n_layers,
         .has_first = d->how.by_first,
         .heads = true,
         .kv_dtype = d->f->engine.precision == KERN_REFERENCE ? KERN_F32 : KERN_F16};
-    for (int i = 0; i < to.n_taps; i++) to.tap_layer[i] = d->how.layer[i];
+    for (int i = 0; i < to.n_taps; i++) to.tap_layer[i] = d->how.content.layer[i];
     struct model_caps caps = target_trace_caps(&to);
     rc = model_open(&v->m, d->src, NULL, v->k, &caps, show_packing, &bar, e);
     if (bar.what) log_progress_end(&bar);
@@ -332,7 +343,7 @@ static int trace_from(struct distill *d, int first, struct target_samples *s, st
         d->times.trace_s += seconds_since(t0);
         d->times.n_tokens += (double)w.ids.n;
         distill_window_deinit(&w);
-        for (int l = 0; l < d->how.n_layers && !rc; l++) {
+        for (int l = 0; l < d->how.content.n_layers && !rc; l++) {
             rc = target_samples_append(s, l, &out[l], e);
             d->windows[l][d->n_have[l]++] = out[l];
         }
@@ -353,18 +364,22 @@ static int trace_all(struct distill *d, struct err *e) {
     d->n_windows = d->f->n_windows;
     d->pointers = calloc((size_t)d->n_windows, sizeof *d->pointers);
     if (!d->pointers) return err_raise(e, E_NOMEM, "no memory for %d windows", d->n_windows);
-    for (int l = 0; l < d->how.n_layers; l++) {
+    for (int l = 0; l < d->how.content.n_layers; l++) {
         d->windows[l] = calloc((size_t)d->n_windows, sizeof *d->windows[l]);
         if (!d->windows[l]) return err_raise(e, E_NOMEM, "no memory for %d windows", d->n_windows);
     }
     d->key = samples_key(d);
-    rc = target_samples_open(&s, d->f->checkpoint, d->key, d->c.hidden, d->how.n_layers, take, d,
+    rc = target_samples_open(&s, d->f->checkpoint, d->key, d->c.hidden, &d->how.content, take, d,
                              &n_records, e);
     if (rc) return rc;
     int whole = d->n_have[0];
     if (whole > 0) log_info("%d windows from %s", whole, d->f->checkpoint);
     if (!rc && whole < d->n_windows) rc = trace_from(d, whole, s, e);
     target_samples_close(s);
+    /* A made prompt is left out with its filler. */
+    for (int l = 0; l < d->how.content.n_layers && d->leave_out >= 0; l++)
+        for (int i = 0; i < d->n_have[l]; i++)
+            if (d->windows[l][i].source == d->leave_out) d->windows[l][i].is_held_out = true;
     return rc;
 }
 
@@ -389,7 +404,8 @@ static int fit_steps(struct distill *d, int n_layers_left, struct err *e) {
     return 0;
 }
 
-/* Where a layer's training stands is kept beside the windows, every half minute. */
+/* Where a layer's training stands is kept beside the windows, every half minute, in a file of its
+ * own for each way to train. */
 static int run_training(struct distill *d, struct target_train *t, int layer, double *loss,
                         struct err *e) {
     struct strbuf path = {0};
@@ -397,10 +413,14 @@ static int run_training(struct distill *d, struct target_train *t, int layer, do
     char what[64];
     int rc = 0;
     int64_t saved = clock_ns();
-    if (d->f->checkpoint) strbuf_printf(&path, "%s.layer%d", d->f->checkpoint, layer);
+    uint64_t key[] = {d->key, (uint64_t)layer, (uint64_t)d->leave_out};
+    uint64_t of_all = XXH3_64bits(key, sizeof key);
+    if (d->f->checkpoint)
+        strbuf_printf(&path, "%s.layer%d.%08x", d->f->checkpoint, layer,
+                      (unsigned)(target_train_key(t, of_all) >> 32));
     if (path.failed) rc = err_raise(e, E_NOMEM, "no memory for a path");
     if (!rc && d->f->resume && path.data && access(path.data, F_OK) == 0) {
-        rc = target_train_restore(t, path.data, d->key, e);
+        rc = target_train_restore(t, path.data, of_all, e);
         if (!rc) log_info("layer %d goes on from step %d", layer, target_train_steps_done(t));
     }
     snprintf(what, sizeof what, "training layer %d", layer);
@@ -411,7 +431,7 @@ static int run_training(struct distill *d, struct target_train *t, int layer, do
         mean = isnan(mean) ? now : mean + (now - mean) / 20;
         log_progress_at(&bar, n);
         if (path.data && (seconds_since(saved) > 30 || n == d->train.n_steps)) {
-            rc = target_train_save(t, path.data, d->key, e);
+            rc = target_train_save(t, path.data, of_all, e);
             saved = clock_ns();
         }
     }
@@ -431,20 +451,21 @@ static int fill_file(struct distill *d, const struct target_train *t, int layer,
                                        .n_heads = s->n_heads,
                                        .head_dim = s->head_dim,
                                        .width = s->width,
-                                       .n_queries = d->how.n_queries,
+                                       .n_queries = d->train.n_queries,
                                        .normed = true,
                                        .by_first = d->how.by_first,
                                        .has_layernorm = s->has_layernorm,
                                        .block = TARGET_BLOCK,
                                        .fingerprint = d->fingerprint};
-    snprintf(shape.recipe, sizeof shape.recipe,
-             "tandem distill: label %s, loss %s, %d windows of %d tokens from %d texts, half of "
-             "them made prompts, %d places each; %d steps of %d windows, learning rate %g, weight "
-             "decay %g, seed %d%s%s",
-             target_label_name(d->how.label), target_loss_name(s->loss), d->n_windows,
-             d->texts.window, d->texts.n_domains, d->texts.n_places, d->train.n_steps,
-             d->train.batch, d->train.learning_rate, d->train.weight_decay, f->seed,
-             f->leave_out ? ", left out " : "", f->leave_out ? f->leave_out : "");
+    snprintf(
+        shape.recipe, sizeof shape.recipe,
+        "tandem distill: label %s, aim %g, loss %s, %d windows of %d tokens from %d texts, half "
+        "of them made prompts, %d places or %d questions each; %d steps of %d windows, learning "
+        "rate %g, weight decay %g, seed %d%s%s",
+        target_label_name(d->train.label), d->train.aim, target_loss_name(s->loss), d->n_windows,
+        d->texts.window, d->texts.n_domains, d->texts.n_places, d->texts.n_questions,
+        d->train.n_steps, d->train.batch, d->train.learning_rate, d->train.weight_decay, f->seed,
+        f->leave_out ? ", left out " : "", f->leave_out ? f->leave_out : "");
     int rc = target_scorer_make(out, &shape, e);
     if (rc) return rc;
     struct target_train_weights to = {.a = (*out)->a,
@@ -467,14 +488,14 @@ static int train_layer(struct distill *d, int i, struct err *e) {
     struct target_scorer_file *file = NULL;
     int64_t began = clock_ns();
     for (int w = 0; w < d->n_windows; w++) d->pointers[w] = &d->windows[i][w];
-    r->layer = d->how.layer[i];
+    r->layer = d->how.content.layer[i];
     r->cost = (r->layer + d->f->keep * (d->c.n_layers - r->layer)) / d->c.n_layers;
-    int rc = fit_steps(d, d->how.n_layers - i, e);
+    int rc = fit_steps(d, d->how.content.n_layers - i, e);
     if (!rc) rc = target_train_open(&t, &d->train, d->pointers, d->n_windows, d->threads, e);
     if (!rc) rc = run_training(d, t, r->layer, &r->loss, e);
     if (!rc)
-        rc = distill_table_fill(&r->table, t, d->pointers, d->n_windows, d->c.hidden, d->train.seed,
-                                e);
+        rc = distill_table_fill(&r->table, t, d->train.label, d->pointers, d->n_windows,
+                                d->c.hidden, d->train.seed, e);
     if (!rc) rc = fill_file(d, t, r->layer, &file, e);
     d->times.train_s += seconds_since(began);
     if (!rc) {
@@ -505,13 +526,13 @@ static int run(struct distill *d, const struct options *o, struct err *e) {
     d->times.texts_s = seconds_since(began);
     if (!rc) rc = trace_all(d, e);
     if (!rc) rc = threads_open(&d->threads, d->f->engine.n_threads, e);
-    for (int i = 0; i < d->how.n_layers && !rc; i++) rc = train_layer(d, i, e);
+    for (int i = 0; i < d->how.content.n_layers && !rc; i++) rc = train_layer(d, i, e);
     if (!rc) rc = target_scorer_write(d->f->out, d->best, e);
     return rc;
 }
 
 static void close_all(struct distill *d) {
-    for (int l = 0; l < d->how.n_layers; l++) {
+    for (int l = 0; l < d->how.content.n_layers; l++) {
         for (int w = 0; d->windows[l] && w < d->n_have[l]; w++)
             target_window_free(&d->windows[l][w]);
         free(d->windows[l]);
@@ -552,6 +573,8 @@ int cmd_distill(int argc, char **argv) {
                       .representative = "mean",
                       .n_windows = 300,
                       .n_places = 12,
+                      .n_questions = 24,
+                      .aim = 0.5,
                       .n_heads = 4,
                       .head_dim = 64,
                       .batch = 16,
@@ -585,12 +608,16 @@ int cmd_distill(int argc, char **argv) {
         {OPTION_INT, "windows", NULL, 0, &f.n_windows, "N", 4, 1000000,
          "texts, every second a made prompt with facts inside", "300"},
         {OPTION_INT, "places", NULL, 0, &f.n_places, "N", 1, TARGET_MAX_PLACES,
-         "prefixes of each that are looked at", "12"},
+         "prefixes of a running text that are looked at", "12"},
+        {OPTION_INT, "questions", NULL, 0, &f.n_questions, "N", 1, TARGET_MAX_PLACES,
+         "questions to a made prompt, at most", "24"},
         {OPTION_STRING, "leave-out", NULL, 0, &f.leave_out, "NAME", 0, 0,
          "train on nothing of this text, report on it", NULL},
         {OPTION_BYTES, "memory", NULL, 0, &f.memory, "SIZE", 0, 9e15, "most for samples",
          "half of the machine's"},
         {OPTION_GROUP, "Training", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},
+        {OPTION_DOUBLE, "aim", NULL, 0, &f.aim, "X", 0, 1,
+         "of a made prompt's label, the share that is the asked fact's own blocks", "0.5"},
         {OPTION_STRING, "loss", NULL, 0, &f.loss, "NAME", 0, 0,
          "kl (late), bce, bce+rank or kl (mlp)", "kl, bce+rank"},
         {OPTION_INT, "steps", NULL, 0, &f.n_steps, "N", 1, 10000000, "steps", "500 late, 300 mlp"},

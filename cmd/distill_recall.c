@@ -46,40 +46,58 @@ static int n_picked(const struct target_place *p, int keep) {
     return kept - pinned < p->n ? kept - pinned : 0;
 }
 
+/* The share of a mark that the n_best blocks hold; *any: is there one? */
+static double share_kept(const float *score, const float *mark, int n, int n_best, bool *any) {
+    uint8_t chosen[TARGET_MAX_TRAIN_BLOCKS];
+    double held = 0, all = 0;
+    for (int b = 0; b < n; b++) all += (double)mark[b];
+    *any = all > 0;
+    if (!*any) return 0;
+    target_best(score, n, n_best, chosen);
+    for (int b = 0; b < n; b++) held += chosen[b] ? (double)mark[b] : 0;
+    return held / all;
+}
+
 static void add(struct distill_table *t, int domain, int selector, const struct target_place *p,
-                const float *score) {
+                const float *label, const float *score) {
     for (int k = 0; k < DISTILL_N_KEEPS; k++) {
         int n = n_picked(p, k);
         if (n == 0) continue;
-        double mass, recall = target_recall(score, p->label, p->n, n, &mass);
+        double mass, recall = target_recall(score, label, p->n, n, &mass);
+        bool marked = false;
+        double mark = share_kept(score, p->mark, p->n, n, &marked);
         for (int i = 0; i < 2; i++) {
             struct distill_recall *r = &t->at[k][i ? TARGET_MAX_DOMAINS : domain][selector];
             r->n_places++;
             r->recall += recall;
             r->mass += mass;
+            r->n_marked += marked;
+            r->mark += mark;
         }
     }
 }
 
 static void add_place(struct distill_table *t, const struct target_window *w, int i, int hidden,
-                      const float *scores, uint32_t salt, uint64_t seed, double *pooled,
-                      float *own) {
+                      enum target_label which, const float *scores, uint32_t salt, uint64_t seed,
+                      double *pooled, float *own) {
     const struct target_place *p = &w->place[i];
-    add(t, w->domain, DISTILL_SCORER, p, scores + (size_t)i * (size_t)w->n_blocks + p->first);
+    const float *label = p->label[which];
+    add(t, w->domain, DISTILL_SCORER, p, label,
+        scores + (size_t)i * (size_t)w->n_blocks + p->first);
     mean_scores(w, p, hidden, pooled, own);
-    add(t, w->domain, DISTILL_MEAN, p, own);
-    if (!isnan(p->observed[0])) add(t, w->domain, DISTILL_OBSERVED, p, p->observed);
+    add(t, w->domain, DISTILL_MEAN, p, label, own);
+    if (!isnan(p->observed[0])) add(t, w->domain, DISTILL_OBSERVED, p, label, p->observed);
     for (int b = 0; b < p->n; b++) own[b] = (float)b;
-    add(t, w->domain, DISTILL_RECENT, p, own);
+    add(t, w->domain, DISTILL_RECENT, p, label, own);
     for (int b = 0; b < p->n; b++)
         own[b] = rng_uniform(seed, ((uint64_t)3 << 32) + salt, RNG_TRAIN, (uint32_t)b);
-    add(t, w->domain, DISTILL_RANDOM, p, own);
-    add(t, w->domain, DISTILL_ORACLE, p, p->label);
+    add(t, w->domain, DISTILL_RANDOM, p, label, own);
+    add(t, w->domain, DISTILL_ORACLE, p, label, label);
 }
 
 int distill_table_fill(struct distill_table *out, struct target_train *train,
-                       const struct target_window *const *windows, int n, int hidden, uint64_t seed,
-                       struct err *e) {
+                       enum target_label label, const struct target_window *const *windows, int n,
+                       int hidden, uint64_t seed, struct err *e) {
     size_t most = TARGET_MAX_TRAIN_BLOCKS;
     float *scores = malloc((TARGET_MAX_PLACES + 1) * most * sizeof *scores);
     double *pooled = malloc((size_t)hidden * sizeof *pooled);
@@ -90,7 +108,7 @@ int distill_table_fill(struct distill_table *out, struct target_train *train,
         if (!w->is_held_out || w->n_places == 0) continue;
         target_train_score(train, w, scores);
         for (int p = 0; p < w->n_places; p++)
-            add_place(out, w, p, hidden, scores, (uint32_t)(i * TARGET_MAX_PLACES + p), seed,
+            add_place(out, w, p, hidden, label, scores, (uint32_t)(i * TARGET_MAX_PLACES + p), seed,
                       pooled, scores + TARGET_MAX_PLACES * most);
     }
     for (int k = 0; k < DISTILL_N_KEEPS; k++)
@@ -100,6 +118,7 @@ int distill_table_fill(struct distill_table *out, struct target_train *train,
                 if (r->n_places == 0) continue;
                 r->recall /= r->n_places;
                 r->mass /= r->n_places;
+                if (r->n_marked) r->mark /= r->n_marked;
             }
     free(scores);
     free(pooled);

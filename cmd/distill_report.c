@@ -45,6 +45,19 @@ static void append_table(const struct distill_report *r, struct strbuf *out, int
     }
 }
 
+/* Of what was asked, how much is kept. */
+static void append_marks(const struct distill_report *r, struct strbuf *out, int keep) {
+    const struct distill_recall *all = r->results[r->chosen].table.at[keep][TARGET_MAX_DOMAINS];
+    if (all[DISTILL_ORACLE].n_marked == 0) return;
+    strbuf_printf(out, "\nFacts kept of those that are asked for, keeping %s\n%-12s %6d",
+                  keep_name[keep], "questions", all[DISTILL_ORACLE].n_marked);
+    for (int s = 0; s < DISTILL_N_SELECTORS; s++) {
+        if (all[s].n_marked == 0) strbuf_printf(out, " %8s", "-");
+        else strbuf_printf(out, " %8.3f", all[s].mark);
+    }
+    strbuf_append_char(out, '\n');
+}
+
 void distill_report_text(const struct distill_report *r, struct strbuf *out) {
     strbuf_printf(out, "layer  KV read  loss     recall  attention  (scorer, all that was held "
                        "out; a tenth kept)\n");
@@ -58,6 +71,7 @@ void distill_report_text(const struct distill_report *r, struct strbuf *out) {
     }
     for (int keep = 0; keep < DISTILL_N_KEEPS; keep++)
         for (int mass = 0; mass < 2; mass++) append_table(r, out, keep, mass);
+    for (int keep = 0; keep < DISTILL_N_KEEPS; keep++) append_marks(r, out, keep);
     strbuf_printf(out, "\n%s: layer %d\n", r->out, r->results[r->chosen].layer);
 }
 
@@ -74,8 +88,10 @@ static void append_json_table(const struct distill_report *r, const struct disti
         for (int s = 0; s < DISTILL_N_SELECTORS; s++) {
             const struct distill_recall *x = &t->at[keep][d][s];
             if (x->n_places == 0) continue;
-            strbuf_printf(out, ", \"%s\": {\"recall\": %.5f, \"attention\": %.5f}",
+            strbuf_printf(out, ", \"%s\": {\"recall\": %.5f, \"attention\": %.5f",
                           distill_selector_name[s], x->recall, x->mass);
+            if (x->n_marked) strbuf_printf(out, ", \"facts\": %.5f", x->mark);
+            strbuf_append_char(out, '}');
         }
         strbuf_append_char(out, '}');
         first = false;

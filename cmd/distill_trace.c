@@ -12,13 +12,21 @@ struct tracing {
     const struct distill_trace_options *o;
     const struct distill_window *w;
     int hidden, n_blocks; /* capacity of every line */
-    float *lines;         /* [n_places][n_layers + 1][n_blocks] */
+    float *lines;         /* [n_places][1 + n_layers * TARGET_N_LABELS][n_blocks] */
     float *sum;           /* [n_blocks] ACCUMULATED */
 };
 
-static float *line(const struct tracing *x, int place, int i) {
-    return x->lines +
-           ((size_t)place * (size_t)(x->o->n_layers + 1) + (size_t)i) * (size_t)x->n_blocks;
+static size_t n_lines(const struct tracing *x) {
+    return 1 + (size_t)x->o->content.n_layers * TARGET_N_LABELS;
+}
+static float *line(const struct tracing *x, int place, size_t i) {
+    return x->lines + ((size_t)place * n_lines(x) + i) * (size_t)x->n_blocks;
+}
+static float *line_of(const struct tracing *x, int place, int layer_idx, int label) {
+    return line(x, place, 1 + (size_t)layer_idx * TARGET_N_LABELS + (size_t)label);
+}
+static bool has_label(const struct tracing *x, enum target_label l) {
+    return x->o->content.labels >> l & 1;
 }
 
 /* Add a look's rows to the text's sum. */
@@ -35,7 +43,7 @@ static int go(struct tracing *x, const int32_t *ids, int n, float *observed, boo
     const float *mass = NULL;
     int rc = 0, at = 0, look = observed ? TARGET_ROWS : 0;
     if (look > n) look = 0;
-    if (x->o->label == TARGET_LABEL_ACCUMULATED)
+    if (has_label(x, TARGET_LABEL_ACCUMULATED))
         for (int take; !rc && at < n - look; at += take) {
             struct target_masses m;
             take = n - look - at < TARGET_TRACE_LOOK ? n - look - at : TARGET_TRACE_LOOK;
@@ -75,13 +83,12 @@ static int look(struct tracing *x, int i, struct err *e) {
     struct target_masses m;
     int rc = target_trace_look(x->t, p->next, p->n_next, &m, e);
     if (rc) return rc;
-    if (x->o->label == TARGET_LABEL_ACCUMULATED) {
-        accumulate(x, &m);
-        return 0;
-    }
-    for (int l = 0; l < x->o->n_layers; l++)
-        target_label_of(x->o->label, &m, x->o->layer[l], target_n_blocks(p->n_tokens),
-                        line(x, i, l));
+    if (has_label(x, TARGET_LABEL_ACCUMULATED)) accumulate(x, &m);
+    for (int l = 0; l < x->o->content.n_layers; l++)
+        for (int label = 0; label < TARGET_N_LABELS; label++)
+            if (has_label(x, (enum target_label)label) && label != TARGET_LABEL_ACCUMULATED)
+                target_label_of((enum target_label)label, &m, x->o->content.layer[l],
+                                target_n_blocks(p->n_tokens), line_of(x, i, l, label));
     return 0;
 }
 
@@ -91,8 +98,11 @@ static int look(struct tracing *x, int i, struct err *e) {
 static void count(const struct tracing *x, struct target_window *out) {
     const struct distill_window *w = x->w;
     int n_shared = w->is_facts ? w->n_common / TARGET_BLOCK : x->n_blocks;
-    *out = (struct target_window){
-        .domain = w->domain, .is_held_out = w->is_held_out, .has_quarters = x->o->has_quarters};
+    *out = (struct target_window){.domain = w->domain,
+                                  .source = w->source,
+                                  .is_held_out = w->is_held_out,
+                                  .labels = x->o->content.labels,
+                                  .has_quarters = x->o->content.has_quarters};
     for (int i = 0; i < w->n_places; i++) {
         int n_tokens = w->place[i].n_tokens;
         int end = target_n_blocks(n_tokens) - TARGET_WINDOW_BLOCKS;
@@ -103,7 +113,7 @@ static void count(const struct tracing *x, struct target_window *out) {
         }
         out->place[out->n_places++] = (struct target_place){
             .n_tokens = n_tokens,
-            .n_queries = x->o->n_queries < n_tokens ? x->o->n_queries : n_tokens,
+            .n_queries = x->o->content.n_queries < n_tokens ? x->o->content.n_queries : n_tokens,
             .first = 1,
             .n = end - 1};
         if (end > out->n_blocks) out->n_blocks = end;
@@ -113,8 +123,8 @@ static void count(const struct tracing *x, struct target_window *out) {
 /* Where places' samples go; a window of none has no arrays. */
 static int make_windows(const struct tracing *x, struct target_window *out, struct err *e) {
     int rc = 0;
-    for (int l = 0; l < x->o->n_layers; l++) out[l] = (struct target_window){0};
-    for (int l = 0; l < x->o->n_layers && !rc; l++) {
+    for (int l = 0; l < x->o->content.n_layers; l++) out[l] = (struct target_window){0};
+    for (int l = 0; l < x->o->content.n_layers && !rc; l++) {
         count(x, &out[l]);
         rc = target_window_alloc(&out[l], x->hidden, e);
     }
@@ -125,7 +135,7 @@ static int make_windows(const struct tracing *x, struct target_window *out, stru
 static int take_queries(const struct tracing *x, int place, struct target_window *out,
                         struct err *e) {
     int rc = 0;
-    for (int l = 0; l < x->o->n_layers && !rc; l++) {
+    for (int l = 0; l < x->o->content.n_layers && !rc; l++) {
         struct target_place *p = &out[l].place[place];
         rc = target_trace_states(x->t, l, p->n_tokens - p->n_queries, p->n_queries, p->query, e);
         for (int q = 0; q < p->n_queries && !rc; q++)
@@ -134,16 +144,29 @@ static int take_queries(const struct tracing *x, int place, struct target_window
     return rc;
 }
 
-/* Labels and what was observed, once all is seen. */
+/* Which blocks hold how much of the fact that place i asks for. */
+static void take_mark(const struct tracing *x, int i, struct target_place *p) {
+    const struct distill_place *at = &x->w->place[i];
+    for (int t = at->mark_first; t < at->mark_first + at->n_mark; t++) {
+        int b = t / TARGET_BLOCK - p->first;
+        if (b >= 0 && b < p->n) p->mark[b] += 1.f / (float)at->n_mark;
+    }
+}
+
+/* Labels, the mark and what was observed, once all is seen. */
 static void take_labels(const struct tracing *x, int place, bool has_observed,
                         struct target_window *out) {
-    for (int l = 0; l < x->o->n_layers; l++) {
+    for (int l = 0; l < x->o->content.n_layers; l++) {
         struct target_place *p = &out[l].place[place];
-        const float *from = x->o->label == TARGET_LABEL_ACCUMULATED ? x->sum : line(x, place, l);
-        memcpy(p->label, from + p->first, (size_t)p->n * sizeof *from);
+        for (int label = 0; label < TARGET_N_LABELS; label++) {
+            const float *from =
+                label == TARGET_LABEL_ACCUMULATED ? x->sum : line_of(x, place, l, label);
+            if (p->label[label])
+                memcpy(p->label[label], from + p->first, (size_t)p->n * sizeof *from);
+        }
+        take_mark(x, place, p);
         if (has_observed)
-            memcpy(p->observed, line(x, place, x->o->n_layers) + p->first,
-                   (size_t)p->n * sizeof *from);
+            memcpy(p->observed, line(x, place, 0) + p->first, (size_t)p->n * sizeof *p->observed);
     }
 }
 
@@ -152,7 +175,7 @@ static int take_planes(const struct tracing *x, struct target_window *out, struc
     int n = out[0].n_blocks, rc = 0;
     float *plane = malloc((size_t)n * floats * sizeof *plane + 1);
     if (!plane) return err_raise(e, E_NOMEM, "no memory for %d blocks", n);
-    for (int l = 0; l < x->o->n_layers && !rc && n > 0; l++) {
+    for (int l = 0; l < x->o->content.n_layers && !rc && n > 0; l++) {
         rc = target_trace_plane(x->t, l, 0, n, plane, e);
         if (!rc) target_window_represent(&out[l], plane, x->hidden, x->o->by_first, x->o->by_first);
     }
@@ -167,7 +190,7 @@ static int trace(struct tracing *x, struct target_window *out, struct err *e) {
     if (!rc && w->is_facts) rc = go(x, w->ids.ids, w->n_common, NULL, &observed[0], e);
     for (int i = 0; i < out[0].n_places && !rc; i++) {
         const struct distill_place *p = &w->place[i];
-        float *seen = w->is_held_out ? line(x, i, x->o->n_layers) : NULL;
+        float *seen = w->is_held_out ? line(x, i, 0) : NULL;
         if (w->is_facts) rc = go_question(x, p, seen, &observed[i], e);
         else rc = go(x, w->ids.ids + at, p->n_tokens - at, seen, &observed[i], e);
         if (!rc) rc = take_queries(x, i, out, e);
@@ -187,13 +210,13 @@ int distill_trace_window(struct target_trace *t, const struct distill_trace_opti
     if (x.n_blocks > TARGET_MAX_TRAIN_BLOCKS)
         return err_raise(e, E_RANGE, "a window of %d blocks: at most %d can be trained on",
                          x.n_blocks, TARGET_MAX_TRAIN_BLOCKS);
-    size_t lines = (size_t)w->n_places * (size_t)(o->n_layers + 1) + 1;
+    size_t lines = (size_t)w->n_places * n_lines(&x) + 1;
     x.lines = calloc(lines * (size_t)x.n_blocks, sizeof *x.lines);
     if (!x.lines) return err_raise(e, E_NOMEM, "no memory for labels");
     x.sum = x.lines + (lines - 1) * (size_t)x.n_blocks;
     int rc = make_windows(&x, out, e);
     if (!rc) rc = trace(&x, out, e);
     free(x.lines);
-    for (int l = 0; l < o->n_layers && rc; l++) target_window_free(&out[l]);
+    for (int l = 0; l < o->content.n_layers && rc; l++) target_window_free(&out[l]);
     return rc;
 }

@@ -86,10 +86,32 @@ static void init_params(struct target_train *t) {
 
 /* ---- Samples ---- */
 
-static bool is_useful(const struct target_place *p) {
+static double sum_of(const float *x, int n) {
     double sum = 0;
-    for (int b = 0; b < p->n; b++) sum += (double)p->label[b];
-    return p->n > 0 && sum > 0;
+    for (int i = 0; i < n; i++) sum += (double)x[i];
+    return sum;
+}
+
+/* The newest queries of a place that ask. */
+static struct train_place asking(const struct target_train *t, const struct target_place *p) {
+    int n = t->o.n_queries && t->o.n_queries < p->n_queries ? t->o.n_queries : p->n_queries;
+    const float *query = p->query + (size_t)(p->n_queries - n) * (size_t)t->o.shape.hidden;
+    return (struct train_place){.query = query, .n_queries = n, .first = p->first, .n = p->n};
+}
+
+/* What the place's scores are to be like: the label, some of it the mark, summing to 1. A place
+ * without any of it teaches nothing. */
+static bool fill_label(const struct target_train *t, const struct target_place *p, float *out) {
+    const float *label = p->label[t->o.label];
+    double of_label = sum_of(label, p->n), of_mark = sum_of(p->mark, p->n);
+    double aim = of_mark > 0 ? t->o.aim : 0;
+    if (of_label <= 0) return false;
+    for (int b = 0; b < p->n; b++) {
+        double x = (1 - aim) * ((double)label[b] / of_label);
+        if (aim > 0) x += aim * ((double)p->mark[b] / of_mark);
+        out[b] = (float)x;
+    }
+    return true;
 }
 
 static void add_place(struct target_train *t, struct train_item *it, const struct target_place *p,
@@ -97,16 +119,13 @@ static void add_place(struct target_train *t, struct train_item *it, const struc
     struct train_place *to = (struct train_place *)&it->place[it->n_places];
     float *label = t->labels + *at;
     uint8_t *positive = t->positives + *at;
-    double sum = 0;
     int best = (int)ceil(t->o.keep * target_n_blocks(p->n_tokens));
-    *to = (struct train_place){p->query, p->n_queries, p->first, p->n, label, positive};
-    if (!is_useful(p)) return;
-    for (int b = 0; b < p->n; b++) sum += (double)p->label[b];
-    target_best(p->label, p->n, best, positive);
-    for (int b = 0; b < p->n; b++) {
-        label[b] = (float)((double)p->label[b] / sum);
-        positive[b] = positive[b] && p->label[b] > 0;
-    }
+    if (!fill_label(t, p, label)) return;
+    *to = asking(t, p);
+    to->label = label;
+    to->positive = positive;
+    target_best(label, p->n, best, positive);
+    for (int b = 0; b < p->n; b++) positive[b] = positive[b] && label[b] > 0;
     *at += (size_t)p->n;
     it->n_places++;
 }
@@ -134,6 +153,11 @@ static int prepare(struct target_train *t, const struct target_window *const *wi
         const struct target_window *w = windows[i];
         struct train_item *it = &t->items[t->n_items];
         if (w->is_held_out) continue;
+        if ((t->o.shape.kind == KERN_SCORE_LATE && !w->has_quarters) ||
+            !(w->labels >> t->o.label & 1))
+            return err_raise(e, E_INVALID,
+                             "window %d has no %s: it was traced for another training", i,
+                             w->labels >> t->o.label & 1 ? "means of quarters" : "such label");
         *it = (struct train_item){.rep = t->o.shape.kind == KERN_SCORE_LATE ? w->quarter : w->rep,
                                   .n_blocks = w->n_blocks,
                                   .place = t->places + place};
@@ -275,14 +299,16 @@ bool target_train_step(struct target_train *t, double *loss) {
 void target_train_score(struct target_train *t, const struct target_window *w, float *out) {
     struct train_place places[TARGET_MAX_PLACES];
     static const uint8_t none[TARGET_MAX_TRAIN_BLOCKS];
+    static const float no_label[TARGET_MAX_TRAIN_BLOCKS];
     struct train_item it = {.rep = t->o.shape.kind == KERN_SCORE_LATE ? w->quarter : w->rep,
                             .n_blocks = w->n_blocks,
                             .n_places = w->n_places,
                             .place = places};
     ASSERT(w->n_blocks <= t->max_blocks);
     for (int i = 0; i < w->n_places; i++) {
-        const struct target_place *p = &w->place[i];
-        places[i] = (struct train_place){p->query, p->n_queries, p->first, p->n, p->label, none};
+        places[i] = asking(t, &w->place[i]);
+        places[i].label = no_label;
+        places[i].positive = none;
     }
     t->maths->item(&t->o.shape, t->adamw.param, &it, t->scratch, NULL, out);
 }
@@ -323,20 +349,19 @@ struct checkpoint {
 };
 static const char magic[8] = "TNDMTRN1";
 
-/* Of what was trained on and how. */
-static uint64_t full_key(const struct target_train *t, uint64_t key) {
+uint64_t target_train_key(const struct target_train *t, uint64_t key) {
     const struct target_train_options *o = &t->o;
     int64_t i[] = {(int64_t)key,     o->shape.kind,     o->shape.loss,  o->shape.hidden,
                    o->shape.n_heads, o->shape.head_dim, o->shape.width, o->shape.has_layernorm,
                    o->n_steps,       o->n_warmup,       o->batch,       (int64_t)o->seed,
-                   t->n_items};
-    double d[] = {o->learning_rate, o->weight_decay, o->keep};
+                   t->n_items,       o->label,          o->n_queries};
+    double d[] = {o->learning_rate, o->weight_decay, o->keep, o->aim};
     return XXH3_64bits_withSeed(i, sizeof i, XXH3_64bits(d, sizeof d));
 }
 
 int target_train_save(const struct target_train *t, const char *path, uint64_t key, struct err *e) {
     size_t bytes = 3 * t->adamw.n * sizeof(float);
-    struct checkpoint c = {.key = full_key(t, key),
+    struct checkpoint c = {.key = target_train_key(t, key),
                            .n_params = t->adamw.n,
                            .n_done = (uint64_t)t->n_done,
                            .sum = XXH3_64bits(t->arrays, bytes)};
@@ -364,7 +389,7 @@ int target_train_restore(struct target_train *t, const char *path, uint64_t key,
         c.n_params != t->adamw.n || c.n_done > (uint64_t)t->o.n_steps)
         rc = err_raise(e, E_FORMAT, "%s: no checkpoint of %zu parameters (%zu bytes, want %zu)",
                        path, t->adamw.n, f.bytes, sizeof c + bytes);
-    else if (c.key != full_key(t, key))
+    else if (c.key != target_train_key(t, key))
         rc = err_raise(e, E_INVALID,
                        "%s: a checkpoint of another training (model, texts, options or seed "
                        "differ); give another file, or no --resume",

@@ -47,18 +47,20 @@ enum {
 /* A prefix of a window, its newest states and what came after it. */
 struct target_place {
     int n_tokens;
-    int n_queries;   /* 1..KERN_STATE_QUERIES */
-    int first, n;    /* blocks that a selection decides on: neither pinned nor partly filled */
-    float *query;    /* [n_queries][H] normed, the newest last */
-    float *label;    /* [n] */
+    int n_queries; /* 1..KERN_STATE_QUERIES */
+    int first, n;  /* blocks that a selection decides on: neither pinned nor partly filled */
+    float *query;  /* [n_queries][H] normed, the newest last */
+    float *label[TARGET_N_LABELS]; /* [n] each; NULL: the window does not have it */
+    float *mark;     /* [n] share of the asked fact that stands in a block; zeros: none is known */
     float *observed; /* [n] what `observed` would have seen; NaN where nobody looked */
 };
 
 /* One text as one select layer sees it. */
 struct target_window {
-    int domain;
+    int domain, source; /* source: the text's own domain where `domain` is the made prompts' */
     bool is_held_out;
-    int n_blocks; /* full ones */
+    int n_blocks;    /* full ones */
+    unsigned labels; /* bit 1 << enum target_label: places have it */
     bool has_quarters;
     float *rep;     /* [n_blocks][H] normed representatives */
     float *quarter; /* [4 n_blocks][H] normed, where has_quarters */
@@ -68,7 +70,9 @@ struct target_window {
     size_t n_floats;
 };
 
-/* Room for the window's arrays by its counts (places' n_queries and n, n_blocks). E_NOMEM. */
+/* Room for the window's arrays by its counts (places' n_queries and n, n_blocks) and labels.
+ * E_NOMEM.
+ */
 int target_window_alloc(struct target_window *w, int hidden, struct err *e);
 void target_window_free(struct target_window *w); /* safe on a zeroed struct */
 
@@ -80,14 +84,24 @@ void target_norm(float *x, int n);
 void target_window_represent(struct target_window *w, const float *plane, int hidden,
                              bool has_first, bool by_first);
 
+/* What a file of windows holds of each text. */
+struct target_samples_content {
+    int n_layers, layer[MODEL_MAX_TAPS]; /* ascending; a window of each */
+    unsigned labels;
+    bool has_quarters;
+    int n_queries; /* of a place, at most */
+};
+
 /* A file of windows, each with a checksum, as they are traced. Open for appending behind what is
- * whole and fits `key`, which names everything that decides the windows; *n_have of them are read
- * through `take`, which owns the window then. Windows come in groups (of a text's layers), and the
- * end of a group that is torn is cut off; E_INVALID where the file is of
- * another key. path NULL: nothing is kept, appending does nothing. */
+ * whole and fits `key`, which names everything else that decides the windows; *n_have windows of
+ * the layers asked for are read through `take`, by their place in content->layer, which owns the
+ * window then. A file may hold more than `content` asks for, so that trainings of different kinds
+ * share it; then nothing can be appended. Windows come in groups (of a text's layers), and the end
+ * of a group that is torn is cut off; E_INVALID where the file is of another key or holds less than
+ * is asked for. path NULL: nothing is kept, appending does nothing. */
 struct target_samples;
 int target_samples_open(struct target_samples **out, const char *path, uint64_t key, int hidden,
-                        int group,
+                        const struct target_samples_content *content,
                         int (*take)(void *arg, int layer_idx, struct target_window *w,
                                     struct err *e),
                         void *arg, int *n_have, struct err *e);
@@ -119,6 +133,9 @@ struct target_train_options {
     struct target_train_shape shape;
     int n_steps, n_warmup;
     int batch; /* windows a step */
+    enum target_label label;
+    double aim;    /* [0, 1]: so much of a marked place's label is its mark */
+    int n_queries; /* newest of a place's that ask; 0: all */
     double learning_rate, weight_decay;
     double keep; /* share of a prefix's blocks that counts as the best (BCE) */
     uint64_t seed;
@@ -147,8 +164,11 @@ struct target_train_weights {
 };
 void target_train_weights(const struct target_train *t, const struct target_train_weights *out);
 
+/* A number for everything that decides the training; `key` names what it is trained on. */
+uint64_t target_train_key(const struct target_train *t, uint64_t key);
+
 /* Everything that goes on from here, to a file (written beside it and renamed) and back. `key`
- * names what was trained on; E_INVALID where the file is of another. */
+ * as above; E_INVALID where the file is of another. */
 int target_train_save(const struct target_train *t, const char *path, uint64_t key, struct err *e);
 int target_train_restore(struct target_train *t, const char *path, uint64_t key, struct err *e);
 

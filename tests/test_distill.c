@@ -3,6 +3,7 @@
  * done is named. */
 #include "tests/harness.h"
 
+#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "base/threads.h"
 #include "cmd/cmd.h"
 #include "cmd/distill.h"
+#include "cmd/distill_words.h"
 #include "model/source.h"
 #include "target/scorer.h"
 #include "target/target.h"
@@ -97,8 +99,8 @@ static void texts_open(struct distill_texts *t, const struct bed *b) {
                                 .chat = b->chat,
                                 .window = WINDOW,
                                 .n_places = 4,
-                                .seed = 3,
-                                .leave_out = -1};
+                                .n_questions = 6,
+                                .seed = 3};
     const char *first = text_file("one", 1, TEXT), *second = text_file("two", 2, TEXT);
     assert_ok(distill_texts_add(t, first, &e), e);
     assert_ok(distill_texts_add(t, second, &e), e);
@@ -131,41 +133,130 @@ static void check_text(const struct distill_window *w, const struct distill_text
     }
 }
 
-/* Of every question: the fact stands in the common part, the question behind it, the answer's
- * beginning after that. */
-static void check_facts(const struct distill_window *w, const struct distill_texts *t, int i) {
-    struct distill_fact f[DISTILL_MAX_FACTS];
-    struct strbuf common = {0}, tail = {0}, next = {0};
-    assert_true(w->n_places > 0 && w->n_places <= t->n_places);
+/* The fact that a question is about, -1: none of the prompt's. */
+static int asked(const struct distill_fact *f, int n, const char *tail, int *question) {
+    for (int i = 0; i < n; i++)
+        for (int q = 0; q < f[i].n_questions; q++)
+            if (strstr(tail, f[i].question[q])) {
+                *question = q;
+                return i;
+            }
+    return -1;
+}
+
+/* Of every question: what it asks for stands in the common part, where the mark says, the question
+ * behind it, the answer's beginning after that. Returns how many are about sentences that were
+ * there. */
+static int check_facts(const struct distill_window *w, const struct distill_texts *t, int i) {
+    static struct distill_fact f[DISTILL_MAX_FACTS];
+    struct strbuf common = {0}, tail = {0}, next = {0}, marked = {0};
+    int n_quotes = 0;
+    assert_true(w->n_places > 0 && w->n_places <= t->n_questions);
     assert_int_equal(w->domain, t->n_domains);
+    assert_in_range(w->source, 0, t->n_domains - 1);
     assert_true(w->ids.n < INT32_MAX && w->n_common < WINDOW);
     tokenizer_decode(t->tokenizer, w->ids.ids, (size_t)w->n_common, false, &common);
-    distill_facts_make(f, DISTILL_MAX_FACTS, t->seed, (uint32_t)i);
+    strbuf_append_char(&common, 0);
+    distill_facts_make(f, DISTILL_MAX_FACTS, t->seed, (uint32_t)i, w->is_held_out);
     for (int p = 0; p < w->n_places; p++) {
         const struct distill_place *x = &w->place[p];
-        strbuf_clear(&tail);
-        strbuf_clear(&next);
+        struct strbuf *all[] = {&tail, &next, &marked};
+        for (int k = 0; k < 3; k++) strbuf_clear(all[k]);
         tokenizer_decode(t->tokenizer, x->tail, (size_t)x->n_tail, false, &tail);
         tokenizer_decode(t->tokenizer, x->next, (size_t)x->n_next, false, &next);
+        assert_in_range(x->n_mark, 1, w->n_common);
+        assert_in_range(x->mark_first, 0, w->n_common - x->n_mark);
+        tokenizer_decode(t->tokenizer, w->ids.ids + x->mark_first, (size_t)x->n_mark, false,
+                         &marked);
+        for (int k = 0; k < 3; k++) strbuf_append_char(all[k], 0);
         assert_int_equal(x->n_tokens, w->n_common + x->n_tail);
-        assert_true(x->n_tokens + x->n_next <= WINDOW);
-        int which = 0;
-        while (which < DISTILL_MAX_FACTS && !strstr(tail.data, f[which].question)) which++;
-        assert_in_range(which, 0, DISTILL_MAX_FACTS - 1);
+        assert_true(x->n_tokens + x->n_next <= WINDOW && x->n_next > 0);
+        int question = 0, which = asked(f, DISTILL_MAX_FACTS, tail.data, &question);
+        if (which < 0) { /* a sentence's beginning is quoted, its rest is the answer */
+            char begin[13];
+            assert_true(strlen(marked.data) > 24);
+            snprintf(begin, sizeof begin, "%s", marked.data + 1);
+            assert_non_null(strstr(tail.data, begin));
+            assert_non_null(strstr(marked.data, next.data));
+            n_quotes++;
+            continue;
+        }
         assert_non_null(strstr(common.data, f[which].text));
-        assert_null(strstr(common.data, f[which].question));
-        assert_int_equal(strncmp(f[which].answer, next.data, next.n), 0);
+        assert_non_null(strstr(marked.data, f[which].text));
+        assert_null(strstr(common.data, f[which].question[question]));
+        assert_int_equal(strncmp(f[which].answer[question], next.data, strlen(next.data)), 0);
     }
     strbuf_deinit(&common);
     strbuf_deinit(&tail);
     strbuf_deinit(&next);
+    strbuf_deinit(&marked);
+    return n_quotes;
+}
+
+/* The longest piece of a wording between slots. */
+static const char *longest_piece(const char *wording) {
+    static char best[200];
+    best[0] = 0;
+    for (const char *p = wording; *p;) {
+        size_t n = strcspn(p, "{}");
+        if (n > strlen(best)) snprintf(best, sizeof best, "%.*s", (int)n, p);
+        p += n + (p[n] != 0);
+    }
+    return best;
+}
+
+/* Wordings of held-out windows are others than those that are trained on, and none is one by which
+ * `tandem eval` judges. */
+static void test_distill_wordings(void) {
+    static const char *const judges[] = {
+        "lucky number",       "assword", "ruit of", "last train", "According to the text above",
+        "A question about it"};
+    static struct distill_fact f[2][400][8];
+    int seen[2] = {0};
+    for (int held = 0; held < 2; held++)
+        for (uint32_t i = 0; i < 400; i++) {
+            distill_facts_make(f[held][i], 8, 5, i, held);
+            for (int k = 0; k < 8; k++) {
+                const struct distill_fact *x = &f[held][i][k];
+                assert_in_range(x->n_questions, 1, DISTILL_QUESTIONS);
+                assert_true(strlen(x->text) > 8 && !strchr(x->text, '{') + !!strchr(x->text, ':'));
+                for (size_t j = 0; j < sizeof judges / sizeof *judges; j++) {
+                    assert_null(strstr(x->text, judges[j]));
+                    for (int q = 0; q < x->n_questions; q++)
+                        assert_null(strstr(x->question[q], judges[j]));
+                }
+            }
+        }
+    for (uint32_t e = 0; e < distill_n_events; e++) {
+        const char *piece = longest_piece(distill_events[e].text);
+        for (int held = 0; held < 2; held++) {
+            int n = 0;
+            for (int i = 0; i < 400; i++)
+                for (int k = 0; k < 8; k++) n += strstr(f[held][i][k].text, piece) != NULL;
+            if (held != (e % 6 == 5) && n) fail_msg("event %u on the other side", e);
+            seen[held] += n > 0;
+        }
+    }
+    assert_int_equal(seen[1], distill_n_events / 6);
+    assert_true(seen[0] >= (int)(distill_n_events - distill_n_events / 6) - 3);
+    for (uint32_t i = 0; i < distill_statements.n; i++)
+        assert_string_not_equal(distill_statements.at[i], "The {A} of {K} is {V}.");
+    for (uint32_t i = 0; i < distill_questions.n; i++)
+        assert_string_not_equal(distill_questions.at[i], "What is the {A} of {K}?");
+    for (uint32_t i = 0; i < distill_n_frames; i++) {
+        const struct distill_frame *x = &distill_frames[i];
+        for (size_t j = 0; j < sizeof judges / sizeof *judges; j++)
+            assert_true(!strstr(x->head, judges[j]) && !strstr(x->middle, judges[j]));
+    }
+    for (uint32_t i = 0; i < distill_completions.n; i++)
+        assert_non_null(strstr(distill_completions.at[i], "%s"));
 }
 
 static void test_distill_windows(void) {
     struct bed b;
     struct distill_texts t;
     struct err e = {0};
-    int held[3] = {0}, total[3] = {0};
+    int held[3] = {0}, total[3] = {0}, n_quotes = 0;
     bed_open(&b);
     texts_open(&t, &b);
     uint64_t key = distill_texts_key(&t);
@@ -176,7 +267,7 @@ static void test_distill_windows(void) {
         assert_int_equal(w.ids.n, again.ids.n);
         assert_memory_equal(w.ids.ids, again.ids.ids, w.ids.n * sizeof *w.ids.ids);
         assert_int_equal(w.is_facts, i % 2);
-        if (w.is_facts) check_facts(&w, &t, i);
+        if (w.is_facts) n_quotes += check_facts(&w, &t, i);
         else check_text(&w, &t);
         held[w.domain] += w.is_held_out;
         total[w.domain]++;
@@ -185,15 +276,9 @@ static void test_distill_windows(void) {
     }
     for (int d = 0; d < 3; d++) assert_int_equal(held[d], total[d] / DISTILL_HOLD);
     assert_string_equal(distill_domain_name(&t, 2), "facts");
-    /* Of a text that is left out nothing is trained on. */
-    t.leave_out = 1;
+    assert_true(n_quotes > 10);
+    t.n_questions++;
     assert_true(distill_texts_key(&t) != key);
-    for (int i = 0; i < 16; i++) {
-        struct distill_window w;
-        assert_ok(distill_window_make(&w, &t, i, &e), e);
-        if (i / 2 % 2 == 1) assert_true(w.is_held_out);
-        distill_window_deinit(&w);
-    }
     distill_texts_close(&t);
     bed_close(&b);
 }
@@ -212,7 +297,7 @@ static void check_place(struct target_trace *t, const struct distill_trace_optio
     assert_ok(target_trace_prompt(t, w->ids.ids, common, 0, NULL, &e), e);
     if (w->is_facts) assert_ok(target_trace_prompt(t, p->tail, p->n_tail, 0, NULL, &e), e);
     int n = p->n_tokens, whole = n / 64;
-    for (int l = 0; l < o->n_layers; l++) {
+    for (int l = 0; l < o->content.n_layers; l++) {
         const struct target_place *x = &got[l].place[i];
         assert_int_equal(x->n_tokens, n);
         assert_int_equal(x->first, 1);
@@ -221,20 +306,31 @@ static void check_place(struct target_trace *t, const struct distill_trace_optio
         for (int q = 0; q < x->n_queries; q++) target_norm(states + q * HIDDEN, HIDDEN);
         assert_memory_equal(x->query, states, (size_t)(x->n_queries * HIDDEN) * 4);
         assert_ok(target_trace_plane(t, l, 0, whole, plane, &e), e);
-        struct target_window own = {.n_blocks = x->first + x->n, .has_quarters = o->has_quarters};
+        struct target_window own = {.n_blocks = x->first + x->n,
+                                    .has_quarters = o->content.has_quarters};
         assert_ok(target_window_alloc(&own, HIDDEN, &e), e);
         target_window_represent(&own, plane, HIDDEN, o->by_first, o->by_first);
         assert_memory_equal(own.rep, got[l].rep, (size_t)(own.n_blocks * HIDDEN) * 4);
-        if (o->has_quarters)
+        if (o->content.has_quarters)
             assert_memory_equal(own.quarter, got[l].quarter,
                                 (size_t)(4 * own.n_blocks * HIDDEN) * 4);
         target_window_free(&own);
     }
     assert_ok(target_trace_look(t, p->next, p->n_next, &m, &e), e);
-    for (int l = 0; l < o->n_layers && o->label != TARGET_LABEL_ACCUMULATED; l++) {
+    for (int l = 0; l < o->content.n_layers; l++) {
         const struct target_place *x = &got[l].place[i];
-        target_label_of(o->label, &m, o->layer[l], x->first + x->n, label);
-        for (int c = 0; c < x->n; c++) assert_near(x->label[c], label[x->first + c], 1e-7);
+        double mark = 0, want = 0;
+        for (int k = 0; k < TARGET_N_LABELS; k++) {
+            bool has = o->content.labels >> k & 1;
+            assert_true(has == (x->label[k] != NULL));
+            if (!has || k == TARGET_LABEL_ACCUMULATED) continue;
+            target_label_of((enum target_label)k, &m, o->content.layer[l], x->first + x->n, label);
+            for (int c = 0; c < x->n; c++) assert_near(x->label[k][c], label[x->first + c], 1e-7);
+        }
+        for (int c = 0; c < x->n; c++) mark += (double)x->mark[c];
+        for (int c = p->mark_first; c < p->mark_first + p->n_mark; c++)
+            want += c / 64 >= x->first && c / 64 < x->first + x->n;
+        assert_near(mark, p->n_mark ? want / p->n_mark : 0, 1e-5);
     }
 }
 
@@ -245,12 +341,12 @@ static void test_distill_samples(void) {
     bed_open(&b);
     texts_open(&texts, &b);
     for (int label = 0; label < TARGET_N_LABELS; label++) {
-        struct distill_trace_options o = {.label = (enum target_label)label,
-                                          .by_first = label % 2,
-                                          .has_quarters = label % 2 == 0,
-                                          .n_queries = label % 2 ? 1 : 32,
-                                          .n_layers = 2,
-                                          .layer = {1, 3}};
+        struct distill_trace_options o = {.by_first = label % 2,
+                                          .content = {.labels = 1U << label | label % 3,
+                                                      .has_quarters = label % 2 == 0,
+                                                      .n_queries = label % 2 ? 1 : 32,
+                                                      .n_layers = 2,
+                                                      .layer = {1, 3}}};
         struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
                                           .select_layer = 1,
                                           .n_taps = 2,
@@ -288,7 +384,8 @@ static void test_distill_observed(void) {
     bed_open(&b);
     texts_open(&texts, &b);
     struct distill_trace_options o = {
-        .label = TARGET_LABEL_DEEP, .n_queries = 1, .n_layers = 1, .layer = {2}};
+        .content = {
+            .labels = 1U << TARGET_LABEL_DEEP, .n_queries = 1, .n_layers = 1, .layer = {2}}};
     struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
                                       .select_layer = 2,
                                       .n_taps = 1,
@@ -340,24 +437,32 @@ static void run_begin(void) {
     log_set_level(LOG_QUIET);
 }
 
+/* Trainings that were kept beside the windows; how many there were. */
+static int drop_trainings(void) {
+    char pattern[128];
+    glob_t g;
+    snprintf(pattern, sizeof pattern, "%s.layer*", keep_path);
+    int n = glob(pattern, 0, NULL, &g) == 0 ? (int)g.gl_pathc : 0;
+    for (int i = 0; i < n; i++) unlink(g.gl_pathv[i]);
+    if (n) globfree(&g);
+    return n;
+}
+
 static void run_end(void) {
-    char path[128];
     unlink(model_path);
     for (int i = 0; i < 2; i++) unlink(text_path[i]);
     for (int i = 0; i < 3; i++) unlink(out_path[i]);
     unlink(keep_path);
-    for (int l = 0; l < LAYERS; l++) {
-        snprintf(path, sizeof path, "%s.layer%d", keep_path, l);
-        unlink(path);
-    }
+    drop_trainings();
 }
 
 /* The command with some more words; its exit code. */
 static int distill(const char *out, const char *const *more) {
-    const char *words[40] = {
-        "-m",      model_path,  "-o",       out,        text_path[0], text_path[1], "--window",
-        "1024",    "--windows", "20",       "--places", "4",          "--batch",    "4",
-        "--steps", "12",        "--device", "cpu",      "--quiet",    "--head-dim", "8"};
+    const char *words[48] = {"-m",         model_path,    "-o",      out,         text_path[0],
+                             text_path[1], "--window",    "1024",    "--windows", "20",
+                             "--places",   "4",           "--batch", "4",         "--steps",
+                             "12",         "--device",    "cpu",     "--quiet",   "--head-dim",
+                             "8",          "--questions", "5"};
     int n = 0;
     while (words[n]) n++;
     for (; *more; more++) words[n++] = *more;
@@ -416,13 +521,61 @@ static void test_distill_repeats(void) {
         assert_int_equal(s->hidden, HIDDEN);
         assert_true(s->layer == 1 || s->layer == 3);
         target_scorer_free(s);
-        char path[128];
         unlink(keep_path);
-        for (int l = 0; l < LAYERS; l++) {
-            snprintf(path, sizeof path, "%s.layer%d", keep_path, l);
-            unlink(path);
-        }
+        assert_int_equal(drop_trainings(), 2);
     }
+#undef RUN
+    run_end();
+}
+
+/* One tracing serves trainings of other kinds, labels, layers and domains: each gives the file that
+ * it gives from a tracing of its own, beside the others' checkpoints. */
+static void test_distill_shares_windows(void) {
+    static const char *const ways[][11] = {
+        {"--layer", "3", "--label", "deep", "--heads", "2", "--aim", "0"},
+        {"--layer", "1", "--leave-out", "/"}, /* the first text's name comes below */
+        {"--layer", "1", "--scorer", "mlp", "--label", "last", "--queries", "2", "--width", "24"},
+    };
+    char name[96];
+    run_begin();
+    snprintf(name, sizeof name, "%s", strrchr(text_path[0], '/') + 1);
+    *strchr(name, '.') = 0;
+    assert_int_equal(distill(out_path[2], (const char *const[]){"--layer", "1,3", "--windows", "12",
+                                                                "--checkpoint", keep_path, NULL}),
+                     0);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const char *alone[16], *shared[24];
+        int n = 0;
+        for (; ways[i][n]; n++) alone[n] = shared[n] = ways[i][n][0] == '/' ? name : ways[i][n];
+        alone[n] = shared[n] = "--windows";
+        alone[n + 1] = shared[n + 1] = "12";
+        n += 2;
+        alone[n] = NULL;
+        shared[n] = "--checkpoint";
+        shared[n + 1] = keep_path;
+        shared[n + 2] = "--resume";
+        shared[n + 3] = NULL;
+        assert_int_equal(distill(out_path[0], alone), 0);
+        assert_int_equal(distill(out_path[1], shared), 0);
+        assert_same_file(out_path[0], out_path[1], true);
+        assert_same_file(out_path[0], out_path[2], false);
+        if (i > 0) continue;
+        /* Nothing can be traced into a file that has more. */
+        shared[n + 3] = "--windows";
+        shared[n + 4] = "16";
+        shared[n + 5] = NULL;
+        assert_int_equal(distill(out_path[1], shared), 1);
+    }
+    assert_int_equal(drop_trainings(), 5);
+    /* What it has not cannot be trained on. */
+    static const char *const more[][2] = {
+        {"--layer", "2"}, {"--label", "accumulated"}, {"--representative", "first"}};
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(
+            distill(out_path[1],
+                    (const char *const[]){more[i][0], more[i][1], "--scorer", "mlp", "--checkpoint",
+                                          keep_path, "--resume", NULL}),
+            1);
     run_end();
 }
 
@@ -437,11 +590,11 @@ static void test_distill_served(void) {
     texts_open(&texts, &b);
     assert_ok(threads_open(&threads, 1, &e), e);
     for (int kind = 0; kind < 2; kind++) {
-        struct distill_trace_options o = {.label = TARGET_LABEL_STRONGEST,
-                                          .has_quarters = kind == 0,
-                                          .n_queries = kind ? 3 : 32,
-                                          .n_layers = 1,
-                                          .layer = {2}};
+        struct distill_trace_options o = {.content = {.labels = 1U << TARGET_LABEL_STRONGEST,
+                                                      .has_quarters = kind == 0,
+                                                      .n_queries = kind ? 5 : 32,
+                                                      .n_layers = 1,
+                                                      .layer = {2}}};
         struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
                                           .select_layer = 2,
                                           .n_taps = 1,
@@ -459,6 +612,9 @@ static void test_distill_served(void) {
             .n_steps = 10,
             .n_warmup = 1,
             .batch = 2,
+            .label = TARGET_LABEL_STRONGEST,
+            .aim = .5,
+            .n_queries = kind ? 3 : 0,
             .learning_rate = 1e-2,
             .keep = .1,
             .seed = 1};
@@ -482,7 +638,7 @@ static void test_distill_served(void) {
                                            .n_heads = to_train.shape.n_heads,
                                            .head_dim = to_train.shape.head_dim,
                                            .width = to_train.shape.width,
-                                           .n_queries = o.n_queries,
+                                           .n_queries = kind ? 3 : 32,
                                            .normed = true,
                                            .has_layernorm = to_train.shape.has_layernorm,
                                            .block = 64},
@@ -551,6 +707,8 @@ static void test_distill_refuses(void) {
         {"--representative", "all"},
         {"--representative", "first"},
         {"--windows", "5"},
+        {"--aim", "1.5"},
+        {"--questions", "65"},
         {"--window", "4096"},
         {"--leave-out", "three"},
         {"--loss", "bce"},
@@ -567,9 +725,11 @@ static void test_distill_refuses(void) {
 
 const struct test tests[] = {
     {"distill_windows", TEST_QUICK, 60000, test_distill_windows},
+    {"distill_wordings", TEST_QUICK, 60000, test_distill_wordings},
     {"distill_samples", TEST_QUICK, 120000, test_distill_samples},
     {"distill_observed", TEST_QUICK, 60000, test_distill_observed},
     {"distill_repeats", TEST_QUICK, 240000, test_distill_repeats},
+    {"distill_shares_windows", TEST_QUICK, 240000, test_distill_shares_windows},
     {"distill_served", TEST_QUICK, 60000, test_distill_served},
     {"distill_refuses", TEST_QUICK, 60000, test_distill_refuses},
     {0},

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/err.h"
@@ -165,6 +166,7 @@ static void plant(bool quarters) {
         struct target_window *w = windows[i] = calloc(1, sizeof *w);
         assert_non_null(w);
         w->n_blocks = N_BLOCKS;
+        w->labels = 1U << TARGET_LABEL_DEEP;
         w->has_quarters = quarters;
         w->is_held_out = i < HELD;
         w->n_places = 4;
@@ -196,7 +198,7 @@ static void plant(bool quarters) {
                             dot += (double)(at->query[t * WIDE + 3 * d] * r[3 * d]);
                         best = fmax(best, dot / 2);
                     }
-                at->label[b] = (float)exp(best);
+                at->label[TARGET_LABEL_DEEP][b] = (float)exp(best);
             }
         }
     }
@@ -222,6 +224,7 @@ static struct target_train_options options(enum kern_score kind) {
         .n_steps = 60,
         .n_warmup = 5,
         .batch = 8,
+        .label = TARGET_LABEL_DEEP,
         .learning_rate = 1e-2,
         .weight_decay = 0.01,
         .keep = .15,
@@ -245,7 +248,8 @@ static double held_out_recall(struct target_train *t) {
         target_train_score(t, windows[i], score);
         for (int k = 0; k < windows[i]->n_places; k++, n++) {
             const struct target_place *p = &windows[i]->place[k];
-            sum += target_recall(score + k * N_BLOCKS + p->first, p->label, p->n, 4, NULL);
+            sum += target_recall(score + k * N_BLOCKS + p->first, p->label[TARGET_LABEL_DEEP], p->n,
+                                 4, NULL);
         }
     }
     return sum / n;
@@ -460,7 +464,18 @@ static void drop(struct taken *t) {
     t->n = 0;
 }
 
+static long file_bytes(const char *path) {
+    struct stat s;
+    assert_int_equal(stat(path, &s), 0);
+    return (long)s.st_size;
+}
+
 static void test_train_samples(void) {
+    static const struct target_samples_content one = {.n_layers = 1,
+                                                      .layer = {3},
+                                                      .labels = 1U << TARGET_LABEL_DEEP,
+                                                      .has_quarters = true,
+                                                      .n_queries = 4};
     char path[64];
     struct err e = {0};
     struct taken got = {0};
@@ -468,16 +483,19 @@ static void test_train_samples(void) {
     int n;
     snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
     plant(true);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
-    assert_int_equal(n, 0);
-    for (int i = 0; i < 3; i++) assert_ok(target_samples_append(s, i % 2, windows[i], &e), e);
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
     target_samples_close(s);
-    assert_int_equal(target_samples_open(&s, path, 2, WIDE, 1, take, &got, &n, &e), E_INVALID);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
+    long head = file_bytes(path);
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
+    assert_int_equal(n, 0);
+    for (int i = 0; i < 3; i++) assert_ok(target_samples_append(s, 0, windows[i], &e), e);
+    target_samples_close(s);
+    assert_int_equal(target_samples_open(&s, path, 2, WIDE, &one, take, &got, &n, &e), E_INVALID);
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
     target_samples_close(s);
     assert_int_equal(n, 3);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(got.layer[i], i % 2);
+        assert_int_equal(got.layer[i], 0);
         assert_int_equal(got.w[i].is_held_out, windows[i]->is_held_out);
         assert_int_equal(got.w[i].n_floats, windows[i]->n_floats);
         assert_memory_equal(got.w[i].floats, windows[i]->floats, windows[i]->n_floats * 4);
@@ -500,27 +518,136 @@ static void test_train_samples(void) {
         f = fopen(path, "wb");
         assert_int_equal(fwrite(bytes, 1, (size_t)(change ? size : cut), f), change ? size : cut);
         if (change) {
-            if (cut < 16) cut += 16; /* the head has its own checks */
+            if (cut < head) cut += head; /* it has its own checks */
             fseek(f, cut, SEEK_SET);
             fputc(bytes[cut] ^ 64, f);
         }
         fclose(f);
-        long record = (size - 16) / 3;
-        int whole = cut < 16 ? 0 : (int)((cut - 16) / record);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
+        long record = (size - head) / 3;
+        int whole = cut < head ? 0 : (int)((cut - head) / record);
+        assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
         assert_int_equal(n, whole);
         drop(&got);
-        assert_ok(target_samples_append(s, 1, windows[9], &e), e);
+        assert_ok(target_samples_append(s, 0, windows[9], &e), e);
         target_samples_close(s);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, 1, take, &got, &n, &e), e);
+        assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
         target_samples_close(s);
         assert_int_equal(n, whole + 1);
         assert_memory_equal(got.w[whole].floats, windows[9]->floats, windows[9]->n_floats * 4);
         drop(&got);
     }
+    /* A changed head, or of another file. */
+    for (long at = 0; at < head; at += 5) {
+        f = fopen(path, "wb");
+        assert_int_equal(fwrite(bytes, 1, (size_t)size, f), size);
+        fseek(f, at, SEEK_SET);
+        fputc(bytes[at] ^ 64, f);
+        fclose(f);
+        assert_int_equal(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e),
+                         E_FORMAT);
+    }
+    f = fopen(path, "wb");
+    fputs("text", f);
+    fclose(f);
+    assert_int_equal(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), E_FORMAT);
     free(bytes);
     unlink(path);
     unplant();
+}
+
+/* Trainings that need less than a file has read it: some of its layers, of which each comes as the
+ * one that was asked for. They cannot add to it. */
+static void test_train_samples_shared(void) {
+    static const struct target_samples_content all = {.n_layers = 3,
+                                                      .layer = {2, 5, 9},
+                                                      .labels = 1U << TARGET_LABEL_DEEP,
+                                                      .has_quarters = true,
+                                                      .n_queries = 4};
+    struct target_samples_content want;
+    struct taken got = {0};
+    struct target_samples *s;
+    struct err e = {0};
+    char path[64];
+    int n;
+    snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
+    plant(true);
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &all, take, &got, &n, &e), e);
+    for (int i = 0; i < 6; i++) assert_ok(target_samples_append(s, i % 3, windows[i], &e), e);
+    target_samples_close(s);
+    want = all;
+    want.n_layers = 2;
+    want.layer[0] = 2;
+    want.layer[1] = 9;
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &want, take, &got, &n, &e), e);
+    assert_int_equal(n, 4);
+    for (int i = 0; i < 4; i++) {
+        const struct target_window *w = windows[i / 2 * 3 + i % 2 * 2];
+        assert_int_equal(got.layer[i], i % 2);
+        assert_memory_equal(got.w[i].floats, w->floats, w->n_floats * 4);
+    }
+    assert_int_equal(target_samples_append(s, 0, windows[9], &e), E_INVALID);
+    target_samples_close(s);
+    drop(&got);
+    want = all;
+    want.has_quarters = false;
+    want.n_queries = 1;
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &want, take, &got, &n, &e), e);
+    assert_int_equal(n, 6);
+    target_samples_close(s);
+    drop(&got);
+    for (int way = 0; way < 3; way++) {
+        want = all;
+        if (way == 0) want.layer[1] = 6;
+        if (way == 1) want.labels |= 1U << TARGET_LABEL_LAST;
+        if (way == 2) want.n_queries = 5;
+        assert_int_equal(target_samples_open(&s, path, 1, WIDE, &want, take, &got, &n, &e),
+                         E_INVALID);
+    }
+    unlink(path);
+    unplant();
+}
+
+/* With aim 1 a place is trained towards its mark, as if that were its label; with 0 the mark is
+ * nothing. And of its queries only the newest may ask. */
+static void test_train_aim(void) {
+    static float weights[5][8192];
+    struct threads *threads;
+    struct err e = {0};
+    assert_ok(threads_open(&threads, 1, &e), e);
+    plant(true);
+    for (int i = 0; i < N_WINDOWS; i++)
+        for (int k = 0; k < windows[i]->n_places; k++)
+            for (int b = 0; b < windows[i]->place[k].n; b++)
+                windows[i]->place[k].mark[b] = b == (i + k) % 7 ? .75f : b == 9 ? .25f : 0;
+    for (int way = 0; way < 5; way++) {
+        struct target_train_options o = options(KERN_SCORE_LATE);
+        o.n_steps = 12;
+        o.aim = way == 2 ? 1 : way == 1 ? .5 : 0;
+        o.n_queries = way == 4 ? 2 : 0;
+        if (way == 3) /* the marks as labels */
+            for (int i = 0; i < N_WINDOWS; i++)
+                for (int k = 0; k < windows[i]->n_places; k++)
+                    memcpy(windows[i]->place[k].label[TARGET_LABEL_DEEP], windows[i]->place[k].mark,
+                           (size_t)windows[i]->place[k].n * sizeof(float));
+        struct target_train *t = train(&o, threads);
+        while (target_train_step(t, NULL)) {
+        }
+        weights_of(t, &o, weights[way]);
+        target_train_close(t);
+    }
+    assert_memory_not_equal(weights[0], weights[1], sizeof weights[0]);
+    assert_memory_not_equal(weights[1], weights[2], sizeof weights[0]);
+    assert_memory_equal(weights[2], weights[3], sizeof weights[0]);
+    assert_memory_not_equal(weights[3], weights[4], sizeof weights[0]);
+    /* A label that no window has is refused. */
+    struct target_train_options o = options(KERN_SCORE_LATE);
+    struct target_train *t;
+    o.label = TARGET_LABEL_LAST;
+    assert_int_equal(target_train_open(&t, &o, (const struct target_window *const *)windows,
+                                       N_WINDOWS, threads, &e),
+                     E_INVALID);
+    unplant();
+    threads_close(threads);
 }
 
 /* ---- Labels and recall ---- */
@@ -594,6 +721,8 @@ const struct test tests[] = {
     {"train_torn_checkpoint", TEST_QUICK, 60000, test_train_torn_checkpoint},
     {"train_scores_as_served", TEST_QUICK, 60000, test_train_scores_as_served},
     {"train_samples", TEST_QUICK, 60000, test_train_samples},
+    {"train_samples_shared", TEST_QUICK, 60000, test_train_samples_shared},
+    {"train_aim", TEST_QUICK, 60000, test_train_aim},
     {"train_labels", TEST_QUICK, 60000, test_train_labels},
     {"train_recall", TEST_QUICK, 60000, test_train_recall},
     {0},
