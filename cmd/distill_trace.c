@@ -171,7 +171,8 @@ static void take_labels(const struct tracing *x, int place, bool has_observed,
 }
 
 static int take_planes(const struct tracing *x, struct target_window *out, struct err *e) {
-    size_t floats = kern_plane_bytes(x->hidden, x->o->by_first) / sizeof(float);
+    const struct kern_plane shape = {.cols = x->hidden, .has_first = x->o->by_first};
+    size_t floats = kern_plane_bytes(&shape) / sizeof(float);
     int n = out[0].n_blocks, rc = 0;
     float *plane = malloc((size_t)n * floats * sizeof *plane + 1);
     if (!plane) return err_raise(e, E_NOMEM, "no memory for %d blocks", n);

@@ -435,9 +435,10 @@ static const char about[] =
     "Without --text, five kinds of text that the program carries.";
 
 static const char after[] =
-    "Selectors: observed (attention of the prompt's end), recent, random, mean (states of "
-    "blocks),\n"
-    "scorer (a file of `tandem distill`), oracle (attention of what follows, from a dense pass).\n"
+    "Selectors: observed (attention of the prompt's end), recent, random, mean, minmax, bound "
+    "(states\n"
+    "of blocks), scorer (a file of `tandem distill`), oracle (attention of what follows, from a "
+    "dense pass).\n"
     "A prompt of fewer blocks than are kept is read densely, and the table says how often.\n\n"
     "  tandem eval -m model.gguf --lengths 7800 --needles 1000 --texts 0 --keep-blocks 32,12\n"
     "  tandem eval -m model.gguf --scorer late.safetensors --json out.json --svg map.svg\n"
@@ -484,7 +485,8 @@ static const char after[] =
      "tasks of each file; 0: all", "0"},                                                           \
     {OPTION_GROUP, "Ways of reading", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                      \
     {OPTION_STRING, "selectors", "sparse", 0, &(f)->selectors, "LIST", 0, 0,                       \
-     "beside dense: observed, recent, random, mean, scorer, oracle", "all that can be"},           \
+     "beside dense: observed, recent, random, mean, minmax, bound, scorer, oracle",                \
+     "all that can be but minmax and bound"},                                                      \
     {OPTION_STRING, "scorer", NULL, 0, &(f)->scorers, "FILES", 0, 0,                               \
      "scorer files, commas between", NULL},                                                        \
     {OPTION_STRING, "keep-blocks", NULL, 0, &(f)->keep_blocks, "LIST", 0, 0,                       \
@@ -500,7 +502,7 @@ static const char after[] =
     {OPTION_STRING, "smooth", NULL, 0, &(f)->smooth, "LIST", 0, 0,                                 \
      "share of its neighbours' mean score that a block gets", "0, or the scorer file's"},          \
     {OPTION_FLAG, "again", NULL, 0, &(f)->again, NULL, 0, 0,                                       \
-     "observed, mean, scorer once more, selecting anew at a late fact", NULL},                 \
+     "those by attention and states once more, selecting anew at a late fact", NULL},              \
     {OPTION_FLAG, "each-step", NULL, 0, &(f)->each_step, NULL, 0, 0,                               \
      "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
     {OPTION_GROUP, "Calibration", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \

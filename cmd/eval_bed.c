@@ -78,6 +78,8 @@ static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool
                                       .select_layer = b->select_layer,
                                       .n_taps = 1,
                                       .tap_layer = {b->select_layer},
+                                      .has_minmax = true,
+                                      .has_spread = true,
                                       .heads = true,
                                       .max_answers = o->max_answers,
                                       .max_answer_tokens = o->max_answer_tokens,
@@ -91,8 +93,11 @@ static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool
     return rc ? rc : target_trace_open(&b->trace, &to, b->m, b->k, e);
 }
 
+/* Lines of `numbers`. */
+enum { OBSERVED, ORACLE, MEAN, MINMAX, BOUND, FIRST_SCORER };
+
 static int open_memory(struct eval_bed *b, int max_tokens, struct err *e) {
-    size_t lines = 3 + EVAL_MAX_SCORERS;
+    size_t lines = FIRST_SCORER + EVAL_MAX_SCORERS;
     b->n_blocks = target_n_blocks(max_tokens);
     b->numbers = calloc(lines * (size_t)b->n_blocks, sizeof *b->numbers);
     b->scratch = calloc((size_t)b->n_blocks, sizeof *b->scratch);
@@ -138,17 +143,16 @@ void eval_bed_close(struct eval_bed *b) {
 
 /* ---- One prompt ---- */
 
-enum { OBSERVED, ORACLE, MEAN, FIRST_SCORER };
-
 static float *numbers_of(const struct eval_bed *b, int line) {
     return b->numbers + (size_t)line * (size_t)b->n_blocks;
 }
 
-static struct kern_scorer mean_of(const struct eval_bed *b) {
-    return (struct kern_scorer){.kind = KERN_SCORE_MEAN,
-                                .cols = b->c.hidden,
-                                .n_queries = KERN_STATE_QUERIES,
-                                .normed = true};
+/* Scores of a selector that needs no file, into its line. */
+static int score_plain(struct eval_bed *b, int selector, int line, const float **out,
+                       struct err *e) {
+    const struct kern_scorer plain = target_scorer_plain(selector, b->c.hidden);
+    *out = numbers_of(b, line);
+    return target_trace_score(b->trace, 0, &plain, numbers_of(b, line), e);
 }
 
 int eval_bed_prompt(struct eval_bed *b, const struct eval_columns *columns, const int32_t *ids,
@@ -166,11 +170,10 @@ int eval_bed_prompt(struct eval_bed *b, const struct eval_columns *columns, cons
         memcpy(numbers_of(b, OBSERVED), mass, bytes);
         b->scores.observed = numbers_of(b, OBSERVED);
     }
-    if (!rc && wanted[EVAL_MEAN]) {
-        struct kern_scorer mean = mean_of(b);
-        rc = target_trace_score(b->trace, 0, &mean, numbers_of(b, MEAN), e);
-        b->scores.mean = numbers_of(b, MEAN);
-    }
+    if (!rc && wanted[EVAL_MEAN]) rc = score_plain(b, TARGET_MEAN, MEAN, &b->scores.mean, e);
+    if (!rc && wanted[EVAL_MINMAX])
+        rc = score_plain(b, TARGET_MINMAX, MINMAX, &b->scores.minmax, e);
+    if (!rc && wanted[EVAL_BOUND]) rc = score_plain(b, TARGET_BOUND, BOUND, &b->scores.bound, e);
     for (int i = 0; !rc && wanted[EVAL_SCORER] && i < b->n_scorers; i++) {
         float *to = numbers_of(b, FIRST_SCORER + i);
         rc = target_trace_score(b->trace, 0, target_scorer_kern(b->scorer[i]), to, e);
@@ -212,17 +215,21 @@ void eval_bed_select(struct eval_bed *b, const struct eval_columns *columns) {
 
 int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct target_kept *out,
                    struct err *e) {
-    struct kern_scorer mean = mean_of(b);
+    int plain = c->selector == EVAL_MINMAX  ? TARGET_MINMAX
+                : c->selector == EVAL_BOUND ? TARGET_BOUND
+                                            : TARGET_MEAN;
+    const struct kern_scorer unweighed = target_scorer_plain(plain, b->c.hidden);
     struct eval_scores s = {.n_tokens = b->scores.n_tokens, .seed = b->scores.seed};
     int scorer = c->selector == EVAL_OBSERVED && b->n_scorers ? 0 : c->scorer;
-    const struct kern_scorer *by = scorer >= 0 ? target_scorer_kern(b->scorer[scorer]) : &mean;
+    const struct kern_scorer *by = scorer >= 0 ? target_scorer_kern(b->scorer[scorer]) : &unweighed;
     int32_t *to = b->lists + EVAL_MAX_COLUMNS * (size_t)b->n_blocks;
     /* A line that nobody needs any more: the oracle's list was made already. */
     float *numbers = numbers_of(b, ORACLE);
-    ASSERT(c->selector == EVAL_OBSERVED || c->selector == EVAL_SCORER || c->selector == EVAL_MEAN);
+    ASSERT(c->selector != EVAL_DENSE && c->selector != EVAL_ORACLE && c->selector != EVAL_RECENT &&
+           c->selector != EVAL_RANDOM);
     int rc = target_trace_score(b->trace, 0, by, numbers, e);
     if (rc) return rc;
-    s.mean = s.observed = numbers;
+    s.mean = s.minmax = s.bound = s.observed = numbers;
     for (int i = 0; i < EVAL_MAX_SCORERS; i++) s.scorer[i] = numbers;
     *out = (struct target_kept){to, eval_column_select(c, &s, b->scratch, to),
                                 target_n_blocks(s.n_tokens)};

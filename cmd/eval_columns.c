@@ -8,8 +8,8 @@
 
 static const char *const names[EVAL_N_SELECTORS] = {
     [EVAL_DENSE] = "dense",   [EVAL_OBSERVED] = "observed", [EVAL_RECENT] = "recent",
-    [EVAL_RANDOM] = "random", [EVAL_MEAN] = "mean",         [EVAL_SCORER] = "scorer",
-    [EVAL_ORACLE] = "oracle",
+    [EVAL_RANDOM] = "random", [EVAL_MEAN] = "mean",         [EVAL_MINMAX] = "minmax",
+    [EVAL_BOUND] = "bound",   [EVAL_SCORER] = "scorer",     [EVAL_ORACLE] = "oracle",
 };
 
 const char *eval_selector_name(enum eval_selector s) {
@@ -25,6 +25,10 @@ static int selector_of(enum eval_selector s) {
         return TARGET_RANDOM;
     case EVAL_MEAN:
         return TARGET_MEAN;
+    case EVAL_MINMAX:
+        return TARGET_MINMAX;
+    case EVAL_BOUND:
+        return TARGET_BOUND;
     case EVAL_SCORER:
         return TARGET_SCORER;
     case EVAL_DENSE:
@@ -94,7 +98,7 @@ static int read_selectors(const struct eval_wishes *w, bool wanted[EVAL_N_SELECT
         if (found < 0)
             return err_raise(e, E_RANGE,
                              "'%.*s' is no selector: dense, observed, recent, random, mean, "
-                             "scorer or oracle",
+                             "minmax, bound, scorer or oracle",
                              (int)(n > 32 ? 32 : n), word);
         wanted[found] = true;
     }
@@ -234,6 +238,12 @@ int eval_column_select(const struct eval_column *c, const struct eval_scores *s,
         break;
     case EVAL_MEAN:
         v.score = s->mean;
+        break;
+    case EVAL_MINMAX:
+        v.score = s->minmax;
+        break;
+    case EVAL_BOUND:
+        v.score = s->bound;
         break;
     case EVAL_SCORER:
         v.score = s->scorer[c->scorer];

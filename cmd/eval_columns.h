@@ -14,6 +14,8 @@ enum eval_selector {
     EVAL_RECENT,
     EVAL_RANDOM,
     EVAL_MEAN,
+    EVAL_MINMAX,
+    EVAL_BOUND,
     EVAL_SCORER, /* a file's */
     EVAL_ORACLE, /* the attention that the tokens behind the prompt pay, from a dense pass */
     EVAL_N_SELECTORS
@@ -22,8 +24,8 @@ const char *eval_selector_name(enum eval_selector s);
 
 enum { EVAL_MAX_COLUMNS = 48, EVAL_MAX_SCORERS = 8, EVAL_MAX_KEEPS = 8 };
 
-/* When a column selects anew inside an answer: by states of blocks (the scorer or the mean; after
- * an observed beginning the first scorer there is, else the mean). */
+/* When a column selects anew inside an answer: by states of blocks (as it began; after an observed
+ * beginning the first scorer there is, else the mean). */
 enum eval_anew {
     EVAL_ONCE,
     EVAL_AGAIN,     /* where a late fact comes up */
@@ -53,7 +55,7 @@ struct eval_wishes {
     struct target_scorer_defaults defaults[EVAL_MAX_SCORERS]; /* what each file says */
     int n_scorers;
     const char *reserve, *smooth; /* "0,.01,.02": a column each; NULL: the default */
-    bool anew[EVAL_N_ANEW];       /* observed, scorer and mean once more, selecting anew so */
+    bool anew[EVAL_N_ANEW];       /* observed and those by states once more, selecting anew so */
     struct target_settings base;  /* window and floor where given, else unset */
 };
 
@@ -64,7 +66,7 @@ int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, str
 struct eval_scores {
     int n_tokens;
     uint64_t seed;
-    const float *observed, *mean, *oracle;
+    const float *observed, *mean, *minmax, *bound, *oracle;
     const float *scorer[EVAL_MAX_SCORERS];
 };
 

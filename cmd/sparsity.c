@@ -15,8 +15,8 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
     if (f->selector && target_selector_parse(&f->s.selector, f->selector, strlen(f->selector), &e))
         return options_error(
             o,
-            "--sparse: '%s' is not one of off, all, observed, scorer, mean, recent, "
-            "random",
+            "--sparse: '%s' is not one of off, all, observed, scorer, mean, minmax, bound, "
+            "recent, random",
             f->selector);
     if (f->keep && target_keep_parse(&f->s, f->keep, strlen(f->keep), &e))
         return options_error(o,
@@ -35,8 +35,9 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
                              f->reselect, TARGET_MOST_BLOCKS);
     if (f->reselector &&
         target_reselector_parse(&f->s.reselector, f->reselector, strlen(f->reselector), &e))
-        return options_error(o, "--reselector: '%s' is not one of scorer, mean, recent, random",
-                             f->reselector);
+        return options_error(
+            o, "--reselector: '%s' is not one of scorer, mean, minmax, bound, recent, random",
+            f->reselector);
     if (f->exact && target_exact_parse(&f->s.exact, f->exact, strlen(f->exact), &e))
         return options_error(o, "--exact: '%s' is none of on, off, or a number of tokens to %d",
                              f->exact, TARGET_MOST_EXACT);

@@ -21,7 +21,7 @@ struct sparsity_flags {
     {OPTION_GROUP, "Sparse reading", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                       \
     {OPTION_STRING, "sparse", NULL, 0, &(f)->selector, "NAME", 0, 0,                               \
      "deep layers read part of the context, chosen by: observed (attention of the prompt's end), " \
-     "scorer (--scorer), mean (of states), recent, random; all, off", otherwise},                  \
+     "scorer (--scorer), mean, minmax, bound (of states), recent, random; all, off", otherwise},   \
     {OPTION_STRING, "keep", NULL, 0, &(f)->keep, "X", 0, 0,                                        \
      "share of the blocks of 64 tokens that stay, or curve: the scorer's, else all to 8K, a "      \
      "tenth at 32K; or points, as 8192:1,16384:.15", "curve"},                                     \
@@ -40,7 +40,8 @@ struct sparsity_flags {
     {OPTION_STRING, "reselect", NULL, 0, &(f)->reselect, "WHEN", 0, 0,                             \
      "select anew inside an answer: off, every N tokens, step (each one), surprise", "off"},       \
     {OPTION_STRING, "reselector", NULL, 0, &(f)->reselector, "NAME", 0, 0,                         \
-     "who selects then: scorer, mean, recent, random", "as --sparse; for observed the scorer"},    \
+     "who selects then: scorer, mean, minmax, bound, recent, random",                              \
+     "as --sparse; for observed the scorer"},                                                      \
     {OPTION_DOUBLE, "surprise", NULL, 0, &(f)->s.surprise, "NATS", 0, 100,                         \
      "--reselect surprise: rise of the mean surprise of 16 tokens", "0.5"},                        \
     {OPTION_STRING, "exact", NULL, 0, &(f)->exact, "N", 0, 0,                                      \

@@ -42,6 +42,7 @@ struct engine_sizes {
     size_t batch_bytes, logits_bytes, history_bytes, sample_bytes, selection_bytes, states_bytes;
     int state_cols;   /* the model's width where states of blocks are kept; 0: nobody asks */
     bool state_first; /* and each block's first state, too */
+    bool state_minmax, state_spread; /* and what `minmax` and `bound` go by */
     bool has_scorer;
     struct target_scorer_defaults scorer;
     struct kern_scorer scorer_shape; /* without weights */
@@ -262,6 +263,9 @@ int engine__history_rewind(struct engine *g, const struct engine_request *r, str
 
 /* What a scorer file needs of sizes; it was held against the model. */
 void engine__states_scorer(struct engine_sizes *s, const struct target_scorer_file *f);
+
+/* What of states stands in a block's page, without a place. */
+struct kern_plane engine__states_shape(const struct engine_sizes *s);
 
 /* Part of the step's buffers: carve, or count where `st` is all zero. */
 void engine__states_layout(struct engine_states *st, struct model_carve *c,

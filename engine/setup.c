@@ -97,9 +97,9 @@ static void split_layers(struct engine_sizes *s, const struct model_config *c) {
         };
     }
     /* Every row reads the shallow pages, so they are what is always there. */
+    const struct kern_plane plane = engine__states_shape(s);
     if (s->state_cols > 0)
-        s->pool.shape[KVPOOL_SHALLOW].state_bytes =
-            (int)kern_plane_bytes(s->state_cols, s->state_first);
+        s->pool.shape[KVPOOL_SHALLOW].state_bytes = (int)kern_plane_bytes(&plane);
 }
 
 /* Are states of blocks to be kept? Only where somebody may ask for them. */
@@ -107,7 +107,7 @@ static int choose_states(struct engine_sizes *s, const struct model_config *c, s
     struct target_settings none, all;
     target_settings_unset(&none);
     all = target_settings_resolve(&s->o.sparse, &none, s->has_scorer ? &s->scorer : NULL);
-    if (target_needs_scorer(&all) && !s->has_scorer)
+    if (target_asks(&all, TARGET_SCORER) && !s->has_scorer)
         return err_raise(e, E_INVALID, "sparse \"%s\", reselector \"%s\": no scorer file was named",
                          target_selector_name(all.selector), target_selector_name(all.reselector));
     if (!s->has_scorer && !target_needs_states(&all)) return 0;
@@ -118,6 +118,8 @@ static int choose_states(struct engine_sizes *s, const struct model_config *c, s
             "select_layer is 0: states of blocks lie beside the pages of layers before "
             "it, so that at least one is needed");
     s->state_cols = c->hidden;
+    s->state_minmax = target_asks(&all, TARGET_MINMAX);
+    s->state_spread = target_asks(&all, TARGET_BOUND);
     return 0;
 }
 

@@ -35,7 +35,7 @@ int engine__sparse_check(const struct engine *g, const struct target_settings *a
                          struct err *e) {
     struct target_settings s = resolve(g, asked);
     if (n_deep(g) == 0 || !target_needs_states(&s)) return 0;
-    if (target_needs_scorer(&s) && !g->sizes.has_scorer)
+    if (target_asks(&s, TARGET_SCORER) && !g->sizes.has_scorer)
         return err_raise(e, E_UNSUPPORTED,
                          "sparse \"%s\", reselector \"%s\": no scorer was loaded (--scorer)",
                          target_selector_name(s.selector), target_selector_name(s.reselector));
@@ -44,6 +44,15 @@ int engine__sparse_check(const struct engine *g, const struct target_settings *a
                          "sparse \"%s\", reselector \"%s\": no states of blocks are kept; a server "
                          "started with --scorer, --sparse mean or --sparse-prefill keeps them",
                          target_selector_name(s.selector), target_selector_name(s.reselector));
+    const int missing = target_asks(&s, TARGET_MINMAX) && !g->sizes.state_minmax  ? TARGET_MINMAX
+                        : target_asks(&s, TARGET_BOUND) && !g->sizes.state_spread ? TARGET_BOUND
+                                                                                  : TARGET_OFF;
+    if (missing != TARGET_OFF)
+        return err_raise(e, E_UNSUPPORTED,
+                         "sparse \"%s\", reselector \"%s\": what %s goes by is kept of each block "
+                         "where a server was started with it, as --sparse %s",
+                         target_selector_name(s.selector), target_selector_name(s.reselector),
+                         target_selector_name(missing), target_selector_name(missing));
     return 0;
 }
 

@@ -6,12 +6,6 @@
 #include "base/err.h"
 #include "engine/engine_private.h"
 
-/* The selector `mean`: no weights. */
-static struct kern_scorer mean_of(int cols) {
-    return (struct kern_scorer){
-        .kind = KERN_SCORE_MEAN, .cols = cols, .n_queries = KERN_STATE_QUERIES, .normed = true};
-}
-
 /* ---- Buffers ---- */
 
 void engine__states_scorer(struct engine_sizes *s, const struct target_scorer_file *f) {
@@ -22,11 +16,22 @@ void engine__states_scorer(struct engine_sizes *s, const struct target_scorer_fi
     s->state_first = f->by_first;
 }
 
+struct kern_plane engine__states_shape(const struct engine_sizes *s) {
+    return (struct kern_plane){.cols = s->state_cols,
+                               .has_first = s->state_first,
+                               .has_minmax = s->state_minmax,
+                               .has_spread = s->state_spread};
+}
+
 static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) {
-    struct kern_scorer mean = mean_of(z->state_cols);
-    size_t n = k->ops->score_scratch_bytes(k, &mean, z->caps.max_blocks);
-    if (!z->has_scorer) return n;
-    return max_size(n, k->ops->score_scratch_bytes(k, &z->scorer_shape, z->caps.max_blocks));
+    size_t n = 0;
+    if (z->has_scorer) n = k->ops->score_scratch_bytes(k, &z->scorer_shape, z->caps.max_blocks);
+    for (int i = 0; i < TARGET_N_SELECTORS; i++) {
+        if (!target_by_states(i) || i == TARGET_SCORER) continue;
+        const struct kern_scorer plain = target_scorer_plain(i, z->state_cols);
+        n = max_size(n, k->ops->score_scratch_bytes(k, &plain, z->caps.max_blocks));
+    }
+    return n;
 }
 
 void engine__states_layout(struct engine_states *st, struct model_carve *c,
@@ -43,13 +48,11 @@ void engine__states_layout(struct engine_states *st, struct model_carve *c,
 
 /* The pages that hold planes are those of the first group, which all rows read densely. */
 static struct kern_plane plane(const struct engine *g) {
-    return (struct kern_plane){
-        .base = g->arena,
-        .page_stride = KVPOOL_ALIGN,
-        .plane_offset = kvpool_state_offset(&g->sizes.pool.shape[KVPOOL_SHALLOW]),
-        .cols = g->sizes.state_cols,
-        .has_first = g->sizes.state_first,
-    };
+    struct kern_plane p = engine__states_shape(&g->sizes);
+    p.base = g->arena;
+    p.page_stride = KVPOOL_ALIGN;
+    p.plane_offset = kvpool_state_offset(&g->sizes.pool.shape[KVPOOL_SHALLOW]);
+    return p;
 }
 
 void engine__states_tap(const struct engine *g, struct model_pass *pass) {
@@ -92,16 +95,16 @@ int engine__states_score(struct engine *g, const struct engine_request *r, int s
                          struct err *e) {
     const struct engine_states *st = &g->batch.states;
     size_t cols = (size_t)g->sizes.state_cols, blocks = (size_t)g->batch.pass.caps.max_blocks;
-    const struct kern_scorer mean = mean_of(g->sizes.state_cols);
-    const struct kern_scorer *scorer =
-        selector == TARGET_SCORER ? target_scorer_kern(g->scorer) : &mean;
+    ASSERT(target_by_states(selector) && cols > 0);
+    const struct kern_scorer scorer = selector == TARGET_SCORER
+                                          ? *target_scorer_kern(g->scorer)
+                                          : target_scorer_plain(selector, g->sizes.state_cols);
     struct kern_score_view v = {
         .plane = plane(g),
         .page = g->batch.pass.page[0].dev + (size_t)r->pass_idx * blocks,
         .ring = st->ring + (size_t)r->slot * KERN_STATE_QUERIES * cols,
         .n_tokens = r->n_kv,
     };
-    ASSERT(target_by_states(selector) && cols > 0);
-    int rc = g->kern->ops->score(g->kern, scorer, &v, st->scratch, out);
+    int rc = g->kern->ops->score(g->kern, &scorer, &v, st->scratch, out);
     return rc ? err_raise(e, rc, "scoring %d tokens failed", r->n_kv) : 0;
 }

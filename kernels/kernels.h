@@ -170,22 +170,38 @@ enum {
 };
 
 /* Where a sequence's memory of states lies (SparDA's representatives). At plane_offset inside the
- * page of each block (of the group that all rows read densely) stands f32 [4][cols]: the sums of
- * the states of each quarter's tokens, added in the order of positions (a quarter's first token
- * sets its sum); behind them, where has_first, [cols]: the state of the block's first token. */
+ * page of each block (of the group that all rows read densely) stand rows of f32 [cols]: four, the
+ * sums of the states of each quarter's tokens, added in the order of positions (a quarter's first
+ * token sets its sum); behind them, those that are there in this order, all of the block:
+ *   has_first   one: the state of its first token
+ *   has_minmax  two: the least and the largest of its tokens' normed states, element by element
+ *   has_spread  two: the mean of its tokens' normed states, and the sum of squares about it
+ * A normed state is (x - mean) / sqrt(variance + 1e-5) over its columns. All of them go on token by
+ * token (the spread by Welford's rule), so that chunks change no bit. */
 struct kern_plane {
     void *base;          /* backend memory, as kern_kv's */
     size_t page_stride;  /* bytes */
     size_t plane_offset; /* bytes, KERN_ACT_ALIGN aligned */
     int cols;            /* H, the model's width */
-    bool has_first;
+    bool has_first, has_minmax, has_spread;
 };
-static inline size_t kern_plane_bytes(int cols, bool has_first) {
-    return (size_t)(has_first ? 5 : 4) * (size_t)cols * sizeof(float);
+/* First of their two rows, and how many rows there are. */
+static inline int kern_plane_minmax(const struct kern_plane *p) {
+    return p->has_first ? 5 : 4;
+}
+static inline int kern_plane_spread(const struct kern_plane *p) {
+    return kern_plane_minmax(p) + (p->has_minmax ? 2 : 0);
+}
+static inline int kern_plane_rows(const struct kern_plane *p) {
+    return kern_plane_spread(p) + (p->has_spread ? 2 : 0);
+}
+static inline size_t kern_plane_bytes(const struct kern_plane *p) {
+    return (size_t)kern_plane_rows(p) * (size_t)p->cols * sizeof(float);
 }
 
-/* Committed rows of one sequence in a pass. Each position is noted once, in order, after it was
- * committed: nothing is ever taken back, so a rollback needs no correction. */
+/* Committed rows of one sequence in a pass, at most one note a sequence. Each position is noted
+ * once, in order, after it was committed: nothing is ever taken back, so a rollback needs no
+ * correction. */
 struct kern_note {
     int32_t seq;       /* its list of pages; -1: nothing to note */
     int32_t first_row; /* of the states */
@@ -198,8 +214,19 @@ enum kern_score {
     KERN_SCORE_MEAN, /* <q, r> / sqrt(cols) of the (normed) query and the block's mean */
     KERN_SCORE_LATE, /* logsumexp over queries, quarters and heads of <A q, B r> / sqrt(head_dim) */
     KERN_SCORE_MLP,  /* Linear(W, 1)(GELU(Linear(2 H, W)(LayerNorm(2 H)([q * r; q])))), erf GELU */
+    /* As MEAN, r the corner that the query points to of a box around the block's normed states:
+     * never less than what any of its tokens would score. */
+    KERN_SCORE_MINMAX, /* r_i: the largest where q_i >= 0, else the least (Quest) */
+    /* As MEAN, r_i = m_i + s_i where q_i >= 0, else m_i - s_i, of the normed states' mean and
+     * standard deviation: never less than the mean of the tokens' own scores plus their standard
+     * deviation, however the columns hang together. */
+    KERN_SCORE_BOUND,
     KERN_N_SCORES
 };
+/* Others are <q, r> of a pooled query and what represents the block. */
+static inline bool kern_score_has_weights(enum kern_score s) {
+    return s == KERN_SCORE_LATE || s == KERN_SCORE_MLP;
+}
 
 /* A scorer of blocks; arrays f32 in backend memory. Sums in f32 (in double on the reference path),
  * in an order that `cols`, the weights' shapes and the block alone decide. Empty quarters count
@@ -211,8 +238,8 @@ struct kern_scorer {
                       each; others: their average by softmax(<q, q_i> / sqrt(cols)), q the newest,
                       after norming; 1 is the newest itself */
     bool normed;   /* queries and representatives are layer-normalised first: (x - mean) /
-                      sqrt(variance + 1e-5), no weights */
-    bool by_first; /* the block's first token represents it instead of its mean (not LATE) */
+                      sqrt(variance + 1e-5), no weights. MINMAX and BOUND: true */
+    bool by_first; /* the block's first token represents it instead of its mean (MEAN, MLP) */
     int n_heads, head_dim;            /* LATE */
     const float *a, *b;               /* LATE: [n_heads * head_dim][cols] each */
     int width;                        /* MLP: W */

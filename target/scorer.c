@@ -35,7 +35,7 @@ static int check_curve(const struct target_curve *c, struct err *e) {
 
 int scorer__check_shape(const struct target_scorer_file *f, struct err *e) {
     const bool is_late = f->kind == KERN_SCORE_LATE, is_mlp = f->kind == KERN_SCORE_MLP;
-    int rc = check_int("kind", (int)f->kind, 0, KERN_N_SCORES - 1, e);
+    int rc = check_int("kind", (int)f->kind, 0, KERN_SCORE_MLP, e);
     if (!rc) rc = check_int("layer", f->layer, 1, MODEL_MAX_LAYERS - 1, e);
     if (!rc) rc = check_int("hidden", f->hidden, 1, MODEL_MAX_HIDDEN, e);
     if (!rc) rc = check_int("heads", f->n_heads, is_late, is_late ? TARGET_SCORER_MAX_HEADS : 0, e);
@@ -151,6 +151,16 @@ int target_scorer_check(const struct target_scorer_file *f, const struct model_c
 }
 
 /* ---- On a backend ---- */
+
+struct kern_scorer target_scorer_plain(int selector, int cols) {
+    ASSERT(target_by_states(selector) && selector != TARGET_SCORER);
+    return (struct kern_scorer){.kind = selector == TARGET_MINMAX  ? KERN_SCORE_MINMAX
+                                        : selector == TARGET_BOUND ? KERN_SCORE_BOUND
+                                                                   : KERN_SCORE_MEAN,
+                                .cols = cols,
+                                .n_queries = KERN_STATE_QUERIES,
+                                .normed = true};
+}
 
 struct target_scorer {
     struct kern *k;

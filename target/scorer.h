@@ -74,6 +74,9 @@ int target_scorer_check(const struct target_scorer_file *f, const struct model_c
 
 /* ---- On a backend ---- */
 
+/* A selector by states that needs no file: mean, minmax, bound. cols: the model's width. */
+struct kern_scorer target_scorer_plain(int selector, int cols);
+
 /* What the operation is told of it, without weights: enough to ask for scratch. */
 struct kern_scorer target_scorer_shape(const struct target_scorer_file *f);
 

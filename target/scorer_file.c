@@ -13,7 +13,9 @@
 
 #define PREFIX "tandem.scorer."
 
-static const char *const kinds[KERN_N_SCORES] = {"mean", "late", "mlp"};
+/* Those that a file may hold stand first among enum kern_score. */
+static const char *const kinds[] = {"mean", "late", "mlp"};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
 /* ---- Values as text ---- */
 
@@ -101,7 +103,7 @@ static const struct {
 };
 
 static int read_kind(struct target_scorer_file *f, const char *text, struct err *e) {
-    for (int i = 0; i < KERN_N_SCORES; i++)
+    for (int i = 0; i < N_KINDS; i++)
         if (!strcmp(text, kinds[i])) {
             f->kind = (enum kern_score)i;
             return 0;

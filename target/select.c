@@ -113,6 +113,8 @@ static float score_of(int selector, const struct target_view *v, int block) {
         return v->mass[block];
     case TARGET_SCORER:
     case TARGET_MEAN:
+    case TARGET_MINMAX:
+    case TARGET_BOUND:
         return v->score[block];
     case TARGET_RECENT:
         return (float)block; /* exact below 2^24 */

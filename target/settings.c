@@ -11,7 +11,7 @@
 static const char *const names[TARGET_N_SELECTORS] = {
     [TARGET_OFF] = "off",       [TARGET_ALL] = "all",       [TARGET_OBSERVED] = "observed",
     [TARGET_RECENT] = "recent", [TARGET_RANDOM] = "random", [TARGET_SCORER] = "scorer",
-    [TARGET_MEAN] = "mean",
+    [TARGET_MEAN] = "mean",     [TARGET_MINMAX] = "minmax", [TARGET_BOUND] = "bound",
 };
 
 const char *target_selector_name(int selector) {
@@ -39,7 +39,7 @@ int target_selector_parse(int *out, const char *s, size_t n, struct err *e) {
     if (selector == TARGET_UNSET)
         return err_raise(e, E_RANGE,
                          "sparse is \"%.*s\", allowed is \"off\", \"all\", \"observed\", "
-                         "\"scorer\", \"mean\", \"recent\" or \"random\"",
+                         "\"scorer\", \"mean\", \"minmax\", \"bound\", \"recent\" or \"random\"",
                          shown(n), s);
     *out = selector;
     return 0;
@@ -55,7 +55,7 @@ int target_reselector_parse(int *out, const char *s, size_t n, struct err *e) {
     if (!reselects(selector))
         return err_raise(e, E_RANGE,
                          "reselector is \"%.*s\", allowed is \"scorer\", \"mean\", "
-                         "\"recent\" or \"random\"",
+                         "\"minmax\", \"bound\", \"recent\" or \"random\"",
                          shown(n), s);
     *out = selector;
     return 0;
@@ -359,18 +359,16 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     return s;
 }
 
-static bool selects_by(const struct target_settings *s, int selector) {
+bool target_asks(const struct target_settings *s, int selector) {
     if (s->selector == TARGET_OFF || s->selector == TARGET_ALL) return false;
     bool again = s->reselect != TARGET_RESELECT_OFF || s->prefill == TARGET_PREFILL_SPARSE;
     return s->selector == selector || (again && s->reselector == selector);
 }
 
-bool target_needs_scorer(const struct target_settings *s) {
-    return selects_by(s, TARGET_SCORER);
-}
-
 bool target_needs_states(const struct target_settings *s) {
-    return selects_by(s, TARGET_SCORER) || selects_by(s, TARGET_MEAN);
+    for (int i = 0; i < TARGET_N_SELECTORS; i++)
+        if (target_by_states(i) && target_asks(s, i)) return true;
+    return false;
 }
 
 uint64_t target_settings_law(const struct target_settings *s) {

@@ -42,6 +42,8 @@ enum target_selector {
     TARGET_RANDOM,   /* chance, by the request's seed */
     TARGET_SCORER,   /* what the scorer file makes of states and representatives */
     TARGET_MEAN,     /* the pooled query state against each block's mean state, both normed */
+    TARGET_MINMAX,   /* the same against its tokens' least and largest values */
+    TARGET_BOUND,    /* the same against their mean and standard deviation */
     TARGET_N_SELECTORS
 };
 enum { TARGET_UNSET = -1 };
@@ -81,8 +83,8 @@ struct target_settings {
     double smooth;     /* [0, 1]: so much of its neighbours' mean score is added to a block's;
                           default 0, of the scorer what its file says */
     int reselect;      /* tokens of an epoch inside an answer, or TARGET_RESELECT_*; default off */
-    int reselector;    /* who selects then: recent, random, scorer or mean; default: the selector
-                          itself, for `observed` the scorer where there is one, else mean */
+    int reselector;    /* who selects then, any but `observed`; default: the selector itself, for
+                          `observed` the scorer where there is one, else mean */
     double surprise;   /* nats, with TARGET_RESELECT_SURPRISE */
     struct target_curve curve; /* of keep TARGET_CURVE; n 0: unset. Default: the scorer file's, else
                                   the source's */
@@ -118,11 +120,12 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
 /* Does a selector read states of the select layer and blocks' representatives? And do resolved
  * settings, at the end of the prompt or later? */
 static inline bool target_by_states(int selector) {
-    return selector == TARGET_SCORER || selector == TARGET_MEAN;
+    return selector == TARGET_SCORER || selector == TARGET_MEAN || selector == TARGET_MINMAX ||
+           selector == TARGET_BOUND;
 }
 bool target_needs_states(const struct target_settings *s);
-/* Do they ask for what a scorer file holds? */
-bool target_needs_scorer(const struct target_settings *s);
+/* Do they ask this very selector? */
+bool target_asks(const struct target_settings *s, int selector);
 
 /* A number for the law by which resolved settings compute an answer: equal settings, equal number;
  * 0: dense, as what was verified densely is. */

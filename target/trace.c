@@ -94,6 +94,16 @@ static void layout_groups(struct target_trace *t) {
     }
 }
 
+static struct kern_plane plane_of(const struct target_trace *t, int tap) {
+    return (struct kern_plane){.base =
+                                   t->planes + (size_t)tap * (size_t)t->n_blocks * t->plane_stride,
+                               .page_stride = t->plane_stride,
+                               .cols = t->c->hidden,
+                               .has_first = t->o.has_first,
+                               .has_minmax = t->o.has_minmax,
+                               .has_spread = t->o.has_spread};
+}
+
 /* Every pointer into the two blocks, or their sizes. All counts are bounded: tokens by
  * MODEL_MAX_CONTEXT, layers, heads and width by the model's config; 2^24 tokens of 256 layers of
  * 65,536 floats are 2^50. */
@@ -118,7 +128,8 @@ static void layout(struct target_trace *t, struct model_carve *c) {
     t->read = model_carve_host(c, blocks * sizeof *t->read);
     t->identity = model_carve_dev(c, blocks * sizeof *t->identity);
     t->states = model_carve_dev(c, taps * (size_t)t->o.max_tokens * h * f);
-    t->plane_stride = align_up(kern_plane_bytes(t->c->hidden, t->o.has_first), KERN_ACT_ALIGN);
+    const struct kern_plane plane = plane_of(t, 0);
+    t->plane_stride = align_up(kern_plane_bytes(&plane), KERN_ACT_ALIGN);
     t->planes = model_carve_dev(c, taps * blocks * t->plane_stride);
     t->rings = model_carve_dev(c, taps * KERN_STATE_QUERIES * h * f);
     t->logits = model_carve_dev(c, (1 + look) * vocab * f);
@@ -243,14 +254,6 @@ static void fill(struct target_trace *t, const struct rows *r) {
                                  .n_logprobs = 1,
                                  .want_logprob = 1};
     }
-}
-
-static struct kern_plane plane_of(const struct target_trace *t, int tap) {
-    return (struct kern_plane){.base =
-                                   t->planes + (size_t)tap * (size_t)t->n_blocks * t->plane_stride,
-                               .page_stride = t->plane_stride,
-                               .cols = t->c->hidden,
-                               .has_first = t->o.has_first};
 }
 
 static float *states_of(const struct target_trace *t, int tap) {
@@ -506,7 +509,7 @@ int target_trace_states(struct target_trace *t, int tap, int first, int n, float
 int target_trace_plane(struct target_trace *t, int tap, int first, int n, float *out,
                        struct err *e) {
     struct kern_plane p = plane_of(t, tap);
-    size_t bytes = kern_plane_bytes(p.cols, p.has_first);
+    size_t bytes = kern_plane_bytes(&p);
     ASSERT(tap >= 0 && tap < t->o.n_taps && first >= 0 && n >= 0);
     ASSERT(first + n <= target_n_blocks(t->n_tokens));
     t->is_enqueued = false;

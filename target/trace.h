@@ -32,11 +32,12 @@ struct target_trace_options {
     int select_layer; /* 0..layers - 1: first of the deep layers, which masses are told of */
     int n_taps;       /* layers whose entering states are kept */
     int tap_layer[MODEL_MAX_TAPS];
-    bool has_first;           /* representatives hold each block's first state, too */
-    bool heads;               /* target_trace_look will be called */
-    int max_answers;          /* of target_trace_answers, 0..TARGET_TRACE_LOOK; 0: not called */
-    int max_answer_tokens;    /* of each, what is forced and what is drawn together */
-    enum kern_dtype kv_dtype; /* F16 or BF16; F32 on the reference path */
+    bool has_first;              /* representatives hold each block's first state, too */
+    bool has_minmax, has_spread; /* and what `minmax` and `bound` go by */
+    bool heads;                  /* target_trace_look will be called */
+    int max_answers;             /* of target_trace_answers, 0..TARGET_TRACE_LOOK; 0: not called */
+    int max_answer_tokens;       /* of each, what is forced and what is drawn together */
+    enum kern_dtype kv_dtype;    /* F16 or BF16; F32 on the reference path */
 };
 
 /* What the model must be opened with to be traced (model_open). */
@@ -112,9 +113,8 @@ int target_trace_rewind(struct target_trace *t, int n_tokens, struct err *e);
 /* States that enter layer tap_layer[tap] at positions first..first + n - 1: f32 [n][H]. */
 int target_trace_states(struct target_trace *t, int tap, int first, int n, float *out,
                         struct err *e);
-/* Representatives of n blocks from `first` on: f32 [n][4, or 5 with has_first][H], sums over each
- * quarter's tokens, then the block's first state (kern_plane). Quarters without tokens hold
- * anything. */
+/* Representatives of n blocks from `first` on: f32 [n][rows of a kern_plane][H], sums over each
+ * quarter's tokens, then what else the options ask for. Quarters without tokens hold anything. */
 int target_trace_plane(struct target_trace *t, int tap, int first, int n, float *out,
                        struct err *e);
 /* The scorer's number of every block: f32 [blocks of all tokens]. */

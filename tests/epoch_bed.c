@@ -223,9 +223,6 @@ const char *epoch_scorer_file(const struct target_scorer_file *f) {
 
 /* ---- The naive loop ---- */
 
-static const struct kern_scorer mean = {
-    .kind = KERN_SCORE_MEAN, .cols = 64, .n_queries = 32, .normed = true};
-
 void epoch_loop_open(struct epoch_loop *l, struct target_scorer **loaded,
                      const struct target_scorer_file *file) {
     struct tiny_options t = *epoch_target();
@@ -241,10 +238,11 @@ void epoch_loop_open(struct epoch_loop *l, struct target_scorer **loaded,
     unlink(path);
     assert_ok(model_open(&l->m, src, NULL, l->k, &caps, NULL, NULL, &e), e);
     model_source_close(src);
-    l->page_bytes = PAGE_BYTES + 2048;
+    l->page_bytes = PAGE_BYTES + 3072;
     l->plane_at = PAGE_BYTES;
     assert_ok(l->k->ops->reserve(l->k, l->page_bytes * 2 * MOST_BLOCKS, &l->arena, &e), e);
     l->ring = calloc(32 * 64, sizeof *l->ring);
+    const struct kern_scorer mean = target_scorer_plain(TARGET_MEAN, 64);
     size_t scratch = l->k->ops->score_scratch_bytes(l->k, &mean, MOST_BLOCKS);
     if (file) {
         assert_ok(target_scorer_load(loaded, file, l->k, &e), e);
@@ -272,6 +270,16 @@ void epoch_loop_close(struct epoch_loop *l) {
     l->k->ops->unreserve(l->k, l->arena);
     model_close(l->m);
     l->k->ops->close(l->k);
+}
+
+static struct kern_plane plane_of(const struct epoch_loop *l) {
+    return (struct kern_plane){.base = l->arena,
+                               .page_stride = KVPOOL_ALIGN,
+                               .plane_offset = l->plane_at,
+                               .cols = 64,
+                               .has_first = true,
+                               .has_minmax = true,
+                               .has_spread = true};
 }
 
 /* Append one token; its row of deep layers reads the list's of the blocks before `border` and all
@@ -322,7 +330,7 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
     };
     assert_ok(model_forward(l->m, &pass, &e), e);
     struct kern_note note = {.n_rows = 1, .position = at};
-    struct kern_plane plane = {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true};
+    struct kern_plane plane = plane_of(l);
     assert_int_equal(
         l->k->ops->note_states(l->k, 1, &note, l->state, &plane, l->page[0], MOST_BLOCKS, l->ring),
         0);
@@ -331,10 +339,11 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
 
 static void loop_select(struct epoch_loop *l, const struct target_settings *s, int n_tokens,
                         uint64_t seed, int epoch, bool wide, struct epoch_list *out) {
-    struct kern_score_view v = {
-        {l->arena, KVPOOL_ALIGN, l->plane_at, 64, true}, l->page[0], l->ring, l->n};
+    struct kern_score_view v = {plane_of(l), l->page[0], l->ring, l->n};
     int selector = epoch > 0 ? s->reselector : s->selector;
-    const struct kern_scorer *scorer = selector == TARGET_SCORER ? l->scorer : &mean;
+    const struct kern_scorer plain = target_scorer_plain(
+        selector == TARGET_MINMAX || selector == TARGET_BOUND ? selector : TARGET_MEAN, 64);
+    const struct kern_scorer *scorer = selector == TARGET_SCORER ? l->scorer : &plain;
     assert_int_equal(l->k->ops->score(l->k, scorer, &v, l->scratch, l->score), 0);
     struct target_view view = {.n_tokens = n_tokens,
                                .seed = seed,

@@ -22,14 +22,24 @@ static float *floats(uint64_t seed, size_t n, double scale) {
 
 struct score_bed score_bed_open(int n_tokens, int cols, bool has_first, float massive,
                                 uint64_t seed) {
+    return score_bed_open_bounds(n_tokens, cols, has_first, false, false, massive, seed);
+}
+
+struct score_bed score_bed_open_bounds(int n_tokens, int cols, bool has_first, bool has_minmax,
+                                       bool has_spread, float massive, uint64_t seed) {
     struct score_bed b = {.n_tokens = n_tokens, .cols = cols, .has_first = has_first};
     b.n_blocks = (n_tokens + KERN_BLOCK - 1) / KERN_BLOCK;
     b.n_pages = b.n_blocks + 3;
     b.x = floats(seed, (size_t)n_tokens * (size_t)cols, 1.5);
     for (int i = 0; i < n_tokens; i++)
         b.x[(size_t)i * (size_t)cols + (size_t)(cols / 3)] *= massive;
-    b.plane = (struct kern_plane){.plane_offset = 192, .cols = cols, .has_first = has_first};
-    b.plane.page_stride = (192 + kern_plane_bytes(cols, has_first) + 64 + 1023) / 1024 * 1024;
+    b.plane = (struct kern_plane){.plane_offset = 192,
+                                  .cols = cols,
+                                  .has_first = has_first,
+                                  .has_minmax = has_minmax,
+                                  .has_spread = has_spread};
+    int rows = 4 + has_first + 2 * has_minmax + 2 * has_spread;
+    b.plane.page_stride = (192 + (size_t)rows * (size_t)cols * 4 + 64 + 1023) / 1024 * 1024;
     b.arena_bytes = b.plane.page_stride * (size_t)b.n_pages;
     b.arena = aligned_alloc(64, b.arena_bytes);
     b.page = malloc((size_t)b.n_pages * sizeof *b.page);
@@ -63,7 +73,88 @@ void score_bed_note(struct score_bed *b, struct kern *k, int from, int to, int m
     }
 }
 
+static void norm(double *x, int n) {
+    double m = 0, v = 0;
+    for (int i = 0; i < n; i++) m += x[i];
+    m /= n;
+    for (int i = 0; i < n; i++) v += (x[i] - m) * (x[i] - m);
+    v = sqrt(v / n + 1e-5);
+    for (int i = 0; i < n; i++) x[i] = (x[i] - m) / v;
+}
+
+/* Mean of the states of [from, to). */
+static double *state(const struct score_bed *b, bool normed, int from, int to) {
+    double *r = calloc((size_t)b->cols, sizeof *r);
+    assert_non_null(r);
+    for (int t = from; t < to; t++)
+        for (int i = 0; i < b->cols; i++)
+            r[i] += (double)b->x[(size_t)t * (size_t)b->cols + (size_t)i];
+    for (int i = 0; i < b->cols; i++) r[i] /= to - from;
+    if (normed) norm(r, b->cols);
+    return r;
+}
+
+/* Least, largest, mean and summed squares about it of a block's normed states, [4][cols]. */
+static double *bounds(const struct score_bed *b, int from, int to) {
+    const int cols = b->cols;
+    double *x[KERN_BLOCK], *out = calloc((size_t)4 * (size_t)cols, sizeof *out);
+    assert_non_null(out);
+    for (int t = from; t < to; t++) x[t - from] = state(b, true, t, t + 1);
+    for (int i = 0; i < cols; i++) {
+        double low = INFINITY, high = -INFINITY, sum = 0, square = 0;
+        for (int t = 0; t < to - from; t++) {
+            low = fmin(low, x[t][i]);
+            high = fmax(high, x[t][i]);
+            sum += x[t][i] / (to - from);
+        }
+        for (int t = 0; t < to - from; t++) square += (x[t][i] - sum) * (x[t][i] - sum);
+        const double all[4] = {low, high, sum, square};
+        for (int k = 0; k < 4; k++) out[k * cols + i] = all[k];
+    }
+    for (int t = from; t < to; t++) free(x[t - from]);
+    return out;
+}
+
+static float *bounds_in(const struct score_bed *b, uint8_t *arena, int block, int k) {
+    uint8_t *page = arena + (size_t)b->page[block] * b->plane.page_stride + b->plane.plane_offset;
+    int row = 4 + b->has_first + (k < 2 ? k : 2 * b->plane.has_minmax + k - 2);
+    return (float *)(void *)page + (size_t)row * (size_t)b->cols;
+}
+
+static bool has_bounds(const struct score_bed *b, int k) {
+    return k < 2 ? b->plane.has_minmax : b->plane.has_spread;
+}
+
+/* Of the blocks that tokens before `to` reach. */
+static void naive_bounds(struct score_bed *b, int to) {
+    for (int block = 0; block * 64 < to; block++) {
+        double *of = bounds(b, block * 64, block * 64 + 64 < to ? block * 64 + 64 : to);
+        for (int k = 0; k < 4; k++)
+            for (int i = 0; has_bounds(b, k) && i < b->cols; i++)
+                bounds_in(b, b->arena, block, k)[i] = (float)of[k * b->cols + i];
+        free(of);
+    }
+}
+
+void score_bed_assert_bounds(const struct score_bed *b, uint8_t *arena, double tolerance,
+                             const char *what) {
+    static const char *const names[] = {"least", "largest", "mean", "sum of squares"};
+    const double most = sqrt(b->cols); /* a normed state is no longer in any direction */
+    for (int block = 0; block < b->n_blocks; block++)
+        for (int k = 0; k < 4; k++)
+            for (int i = 0; has_bounds(b, k) && i < b->cols; i++) {
+                float *got = &bounds_in(b, arena, block, k)[i];
+                float want = bounds_in(b, b->arena, block, k)[i];
+                double slack = tolerance * most * (k == 3 ? 64 * most : 1);
+                if (memcmp(got, &want, 4) != 0 && !(fabs((double)*got - (double)want) <= slack))
+                    fail_msg("%s: %s of column %d, block %d is %.9g, not %.9g", what, names[k], i,
+                             block, (double)*got, (double)want);
+                *got = want;
+            }
+}
+
 void score_bed_naive_note(struct score_bed *b, int from, int to) {
+    if (b->plane.has_minmax || b->plane.has_spread) naive_bounds(b, to);
     const size_t cols = (size_t)b->cols;
     for (int t = from; t < to; t++) {
         uint8_t *page = b->arena + (size_t)b->page[t / 64] * b->plane.page_stride;
@@ -102,33 +193,20 @@ void score_bed_scorer(struct kern_scorer *s, uint64_t seed) {
     s->ln_bias = floats(seed + 7, 2 * cols, 1);
 }
 
+int score_bed_element(const struct score_bed *b, const struct kern_scorer *s, int *n) {
+    bool minmax = s->kind == KERN_SCORE_MINMAX, bound = s->kind == KERN_SCORE_BOUND;
+    int bounds = 4 + b->has_first;
+    int row = bound ? bounds + 2 * b->plane.has_minmax : minmax ? bounds : s->by_first ? 4 : 2;
+    *n = minmax || bound ? 2 : 1;
+    return row * b->cols + b->cols / 2;
+}
+
 void score_bed_free_scorer(struct kern_scorer *s) {
     const float *all[] = {s->a, s->b, s->w1, s->b1, s->w2, s->b2, s->ln_weight, s->ln_bias};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free((void *)(uintptr_t)all[i]);
 }
 
 /* ---- The law ---- */
-
-static void norm(double *x, int n) {
-    double m = 0, v = 0;
-    for (int i = 0; i < n; i++) m += x[i];
-    m /= n;
-    for (int i = 0; i < n; i++) v += (x[i] - m) * (x[i] - m);
-    v = sqrt(v / n + 1e-5);
-    for (int i = 0; i < n; i++) x[i] = (x[i] - m) / v;
-}
-
-/* Mean of the states of [from, to). */
-static double *state(const struct score_bed *b, bool normed, int from, int to) {
-    double *r = calloc((size_t)b->cols, sizeof *r);
-    assert_non_null(r);
-    for (int t = from; t < to; t++)
-        for (int i = 0; i < b->cols; i++)
-            r[i] += (double)b->x[(size_t)t * (size_t)b->cols + (size_t)i];
-    for (int i = 0; i < b->cols; i++) r[i] /= to - from;
-    if (normed) norm(r, b->cols);
-    return r;
-}
 
 static double product(const float *w, const double *x, int n) {
     double sum = 0;
@@ -173,6 +251,17 @@ static double naive_mlp(const struct kern_scorer *s, const double *q, const doub
     return out;
 }
 
+static void naive_corner(const struct score_bed *b, enum kern_score kind, const double *q, int from,
+                         int to, double *r) {
+    double *of = bounds(b, from, to);
+    for (int i = 0, n = b->cols; i < n; i++) {
+        const double s = sqrt(of[3 * n + i] / (to - from));
+        if (kind == KERN_SCORE_MINMAX) r[i] = fmax(q[i] * of[i], q[i] * of[n + i]) / q[i];
+        else r[i] = of[2 * n + i] + (q[i] > 0 ? s : -s);
+    }
+    free(of);
+}
+
 void score_bed_naive(const struct score_bed *b, const struct kern_scorer *s, double *out) {
     int n = s->n_queries < b->n_tokens ? s->n_queries : b->n_tokens, cols = b->cols;
     double *q[KERN_STATE_QUERIES], weight[KERN_STATE_QUERIES], all = 0;
@@ -194,6 +283,8 @@ void score_bed_naive(const struct score_bed *b, const struct kern_scorer *s, dou
         if (s->kind == KERN_SCORE_LATE) out[k] = naive_late(b, s, q, n, k);
         else if (s->kind == KERN_SCORE_MLP) out[k] = naive_mlp(s, mean, r);
         else {
+            if (!kern_score_has_weights(s->kind) && s->kind != KERN_SCORE_MEAN)
+                naive_corner(b, s->kind, mean, from, to, r);
             out[k] = 0;
             for (int i = 0; i < cols; i++) out[k] += mean[i] * r[i] / sqrt(cols);
         }
@@ -223,11 +314,17 @@ const struct score_case score_cases[] = {
     {KERN_SCORE_MLP, 192, 1100, 17, 0, 0, 300, false, false, true, 1},
     {KERN_SCORE_MLP, 576, 1090, 32, 0, 0, 65, true, false, true, 50},
     {KERN_SCORE_MLP, 130, 450, 1, 0, 0, 96, true, true, false, 1},
+    {KERN_SCORE_MINMAX, 64, 640, 32, 0, 0, 0, true, false, false, 1},
+    {KERN_SCORE_MINMAX, 77, 1, 3, 0, 0, 0, true, false, false, 1},
+    {KERN_SCORE_MINMAX, 333, 1100, 1, 0, 0, 0, true, false, false, 100},
+    {KERN_SCORE_BOUND, 576, 200, 32, 0, 0, 0, true, false, false, 1},
+    {KERN_SCORE_BOUND, 35, 65, 7, 0, 0, 0, true, false, false, 1},
+    {KERN_SCORE_BOUND, 130, 1090, 32, 0, 0, 0, true, false, false, 50},
 };
 const int n_score_cases = (int)(sizeof score_cases / sizeof *score_cases);
 
 const char *score_case_name(const struct score_case *c) {
-    static const char *const kinds[] = {"mean", "late", "mlp"};
+    static const char *const kinds[] = {"mean", "late", "mlp", "minmax", "bound"};
     static char text[160];
     snprintf(text, sizeof text, "%s of %d tokens of %d, %d queries, %dx%d, width %d%s%s%s",
              kinds[c->kind], c->n_tokens, c->cols, c->n_queries, c->n_heads, c->head_dim, c->width,
@@ -238,7 +335,11 @@ const char *score_case_name(const struct score_case *c) {
 
 void score_bed_case(const struct score_case *c, struct score_bed *b, struct kern_scorer *s) {
     static const float asked = 0;
-    *b = score_bed_open(c->n_tokens, c->cols, c->by_first, c->massive, 31 + (uint64_t)c->cols);
+    /* Planes with an odd number of columns have the other's bounds, too. */
+    bool minmax = c->kind == KERN_SCORE_MINMAX, bound = c->kind == KERN_SCORE_BOUND;
+    bool both = (minmax || bound) && c->cols % 2;
+    *b = score_bed_open_bounds(c->n_tokens, c->cols, c->by_first, minmax || both, bound || both,
+                               c->massive, 31 + (uint64_t)c->cols);
     *s = (struct kern_scorer){.kind = c->kind,
                               .cols = c->cols,
                               .n_queries = c->n_queries,

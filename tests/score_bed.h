@@ -22,16 +22,29 @@ struct score_bed {
 /* Nothing noted yet. One column of the states is `massive` times as large as the others. */
 struct score_bed score_bed_open(int n_tokens, int cols, bool has_first, float massive,
                                 uint64_t seed);
+/* The same with what minmax and bound go by. */
+struct score_bed score_bed_open_bounds(int n_tokens, int cols, bool has_first, bool has_minmax,
+                                       bool has_spread, float massive, uint64_t seed);
 void score_bed_close(struct score_bed *b);
 /* Note [from, to) in chunks of 1..most tokens by chance. */
 void score_bed_note(struct score_bed *b, struct kern *k, int from, int to, int most, uint64_t seed);
 struct kern_score_view score_bed_view(const struct score_bed *b);
-/* What note_states should leave, by itself: the arena and the ring as they would be. */
+/* What note_states should leave, by itself: the arena and the ring as they would be, bounds of
+ * normed states within f32's rounding. */
 void score_bed_naive_note(struct score_bed *b, int from, int to);
+/* Bounds in `arena` (laid out as b's) against those that naive notes left in b: f32's rounding of
+ * `tolerance` of the largest normed state. Then they are made equal, so that bytes may be compared.
+ */
+void score_bed_assert_bounds(const struct score_bed *b, uint8_t *arena, double tolerance,
+                             const char *what);
 
 /* Random weights for a scorer whose shape and options are set; freed by score_bed_free_scorer. */
 void score_bed_scorer(struct kern_scorer *s, uint64_t seed);
 void score_bed_free_scorer(struct kern_scorer *s);
+
+/* An element of a plane, and how many a row further, that a NaN in a token leaves its mark in and s
+ * goes by. */
+int score_bed_element(const struct score_bed *b, const struct kern_scorer *s, int *n);
 
 /* Scores by kernels.h's law. */
 void score_bed_naive(const struct score_bed *b, const struct kern_scorer *s, double *out);

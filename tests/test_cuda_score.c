@@ -88,13 +88,53 @@ static void test_cuda_note_states(void) {
     k->ops->close(k);
 }
 
+/* In chunks and at once: equal bytes; the naive values within rounding (norms in f32: 4e-6 of the
+ * largest), every other byte the CPU's. */
+static void test_cuda_note_states_bounds(void) {
+    static const int shapes[][3] = {{1, 1, 1},      {15, 7, 4},      {64, 576, 64},  {65, 33, 9},
+                                    {300, 577, 70}, {700, 512, 700}, {450, 4096, 64}};
+    struct kern *k = cuda_or_skip();
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const int n_tokens = shapes[s][0], most = shapes[s][2];
+        struct score_bed b = score_bed_open_bounds(n_tokens, shapes[s][1], s % 2 == 0, s % 3 != 1,
+                                                   s % 3 != 2, s == 4 ? 50 : 1, 7 + s);
+        struct dev_bed d = to_device(k, &b), whole = to_device(k, &b);
+        struct kern_note one = {.n_rows = n_tokens};
+        char what[80];
+        snprintf(what, sizeof what, "bounds of %d tokens of %d", n_tokens, b.cols);
+        note(&whole, &one, 1, b.n_blocks);
+        for (int at = 0, n; at < n_tokens; at += n) {
+            n = 1 + (int)(rng_u32(s, (uint64_t)at, RNG_TEST, 0) % (uint32_t)most);
+            if (n > n_tokens - at) n = n_tokens - at;
+            one = (struct kern_note){.first_row = at, .position = at, .n_rows = n};
+            note(&d, &one, 1, b.n_blocks);
+        }
+        score_bed_naive_note(&b, 0, n_tokens);
+        uint8_t *got = dev_get(k, d.arena, b.arena_bytes);
+        uint8_t *at_once = dev_get(k, whole.arena, b.arena_bytes);
+        for (size_t i = 0; i < b.arena_bytes; i++)
+            if (got[i] != at_once[i])
+                fail_msg("%s: byte %zu of page %zu depends on chunks", what,
+                         i % b.plane.page_stride, i / b.plane.page_stride);
+        score_bed_assert_bounds(&b, got, 4e-6, what);
+        for (size_t i = 0; i < b.arena_bytes; i++)
+            if (got[i] != b.arena[i])
+                fail_msg("%s: byte %zu of page %zu is %02x, not %02x", what,
+                         i % b.plane.page_stride, i / b.plane.page_stride, got[i], b.arena[i]);
+        free(got), free(at_once);
+        free_device(&d), free_device(&whole);
+        score_bed_close(&b);
+    }
+    k->ops->close(k);
+}
+
 /* Four sequences in one call that share a bed: their pages are stretches of its list, one has no
  * rows, one is idle and has wild numbers, one runs beyond its list, one begins before position 0.
  * The CPU does the same. */
 static void test_cuda_note_states_batch(void) {
     enum { CAPACITY = 3, COLS = 132 };
     struct kern *k = cuda_or_skip(), *cpu = cpu_twin();
-    struct score_bed b = score_bed_open(600, COLS, true, 1, 77);
+    struct score_bed b = score_bed_open_bounds(600, COLS, true, true, true, 1, 77);
     float *rings = malloc((size_t)4 * KERN_STATE_QUERIES * COLS * 4);
     assert_non_null(rings);
     memset(rings, 0xFF, (size_t)4 * KERN_STATE_QUERIES * COLS * 4);
@@ -120,6 +160,7 @@ static void test_cuda_note_states_batch(void) {
     }
     const size_t ring_bytes = (size_t)4 * KERN_STATE_QUERIES * COLS * 4;
     uint8_t *arena = dev_get(k, d.arena, b.arena_bytes), *got = dev_get(k, d.ring, ring_bytes);
+    score_bed_assert_bounds(&b, arena, 4e-6, "a batch");
     for (size_t i = 0; i < b.arena_bytes; i++)
         if (arena[i] != b.arena[i])
             fail_msg("byte %zu of page %zu differs", i % b.plane.page_stride,
@@ -235,6 +276,8 @@ static void test_cuda_score_large(void) {
         {KERN_SCORE_LATE, 4096, 64 * 70 + 17, 32, 4, 64, 0, true, false, false, 1},
         {KERN_SCORE_MLP, 1024, 64 * 290 + 1, 32, 0, 0, 400, true, false, true, 1},
         {KERN_SCORE_MEAN, 4096, 64 * 600, 32, 0, 0, 0, true, false, false, 1},
+        {KERN_SCORE_MINMAX, 4096, 64 * 20 + 3, 32, 0, 0, 0, true, false, false, 1},
+        {KERN_SCORE_BOUND, 4096, 64 * 20 + 3, 32, 0, 0, 0, true, false, false, 1},
     };
     struct kern *k = cuda_or_skip();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(k, &cases[i]);
@@ -289,10 +332,11 @@ static void test_cuda_score_nan(void) {
         struct kern_scorer on = scorer_on(k, &s);
         struct kern_score_view v = view_on(&d, b.n_tokens);
         float *clean = scores(k, &on, &v, b.n_blocks);
-        const int at = (s.by_first ? 4 : 2) * s.cols + s.cols / 2;
+        int n_at, at = score_bed_element(&b, &s, &n_at);
         float *plane = (float *)(void *)(d.arena + (size_t)b.page[BAD] * b.plane.page_stride +
                                          b.plane.plane_offset);
-        assert_ok(k->ops->upload(k, plane + at, &nan, 4, &e), e);
+        for (int n = 0; n < n_at; n++)
+            assert_ok(k->ops->upload(k, plane + at + n * s.cols, &nan, 4, &e), e);
         float *got = scores(k, &on, &v, b.n_blocks);
         for (int n = 0; n < b.n_blocks; n++)
             if (isnan(clean[n]) || (n == BAD ? !isnan(got[n]) : got[n] != clean[n]))
@@ -362,6 +406,7 @@ static void test_cuda_score_recorded(void) {
 
 const struct test tests[] = {
     {"cuda_note_states", TEST_GPU, 60000, test_cuda_note_states},
+    {"cuda_note_states_bounds", TEST_GPU, 60000, test_cuda_note_states_bounds},
     {"cuda_note_states_batch", TEST_GPU, 60000, test_cuda_note_states_batch},
     {"cuda_score_cases", TEST_GPU, 60000, test_cuda_score_cases},
     {"cuda_score_large", TEST_GPU, 60000, test_cuda_score_large},

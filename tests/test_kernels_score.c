@@ -121,6 +121,61 @@ static void test_note_states_rounds(void) {
     k->ops->close(k);
 }
 
+/* Equal bits whatever chunks and threads, the naive values within rounding (a mean goes on over 64
+ * tokens), every other byte as it was; then a NaN in one token, which stays its block's. */
+static void test_note_states_bounds(void) {
+    static const struct {
+        int n_tokens, cols;
+        bool first, minmax, spread;
+        float massive;
+    } shapes[] = {{1, 1, true, true, true, 1},      {64, 7, false, true, false, 1},
+                  {65, 100, true, false, true, 30}, {300, 577, false, true, true, 1},
+                  {210, 64, true, true, true, 100}, {129, 320, false, false, true, 1}};
+    static const int most[] = {1, 5, 70, 300};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        struct score_bed want = score_bed_open_bounds(
+            shapes[s].n_tokens, shapes[s].cols, shapes[s].first, shapes[s].minmax, shapes[s].spread,
+            shapes[s].massive, 5 + (uint64_t)s);
+        uint8_t *first = NULL;
+        score_bed_naive_note(&want, 0, want.n_tokens);
+        for (int i = 0; i < N_BACKENDS; i++) {
+            struct kern *k = backend(i);
+            for (size_t c = 0; k && c < sizeof most / sizeof *most; c++) {
+                struct score_bed got = score_bed_open_bounds(
+                    shapes[s].n_tokens, shapes[s].cols, shapes[s].first, shapes[s].minmax,
+                    shapes[s].spread, shapes[s].massive, 5 + (uint64_t)s);
+                score_bed_note(&got, k, 0, got.n_tokens, most[c], c);
+                if (!first) first = memcpy(malloc(got.arena_bytes), got.arena, got.arena_bytes);
+                assert_memory_equal(got.arena, first, got.arena_bytes);
+                score_bed_assert_bounds(&want, got.arena, 4e-7, "bounds");
+                assert_bed(&got, &want, "bounds");
+                score_bed_close(&got);
+            }
+            if (k) k->ops->close(k);
+        }
+        free(first);
+        score_bed_close(&want);
+    }
+}
+
+static void test_note_states_bounds_nan(void) {
+    struct kern *k = backend(0);
+    struct score_bed b = score_bed_open_bounds(200, 48, false, true, true, 1, 9);
+    b.x[70 * 48 + 3] = NAN;
+    score_bed_note(&b, k, 0, 200, 3, 1);
+    for (int block = 0; block < 4; block++) {
+        const float *plane =
+            (const float *)(void *)(b.arena + (size_t)b.page[block] * b.plane.page_stride +
+                                    b.plane.plane_offset);
+        for (int i = 4 * 48; i < 8 * 48; i++)
+            if (isnan(plane[i]) != (block == 1))
+                fail_msg("block %d, row %d, column %d is %g", block, i / 48, i % 48,
+                         (double)plane[i]);
+    }
+    score_bed_close(&b);
+    k->ops->close(k);
+}
+
 /* A list of two blocks: positions from 128 on leave nothing, not in the ring either. */
 static void test_note_states_capacity(void) {
     struct kern *k = backend(0);
@@ -238,13 +293,14 @@ static void test_score_nan(void) {
             struct kern *k = backend(i);
             if (!k) continue;
             float *clean = scores(k, &s, &v, b.n_blocks);
-            const int bad = 5, at = (s.by_first ? 4 : 2) * s.cols + s.cols / 2;
+            const int bad = 5;
+            int n_at, at = score_bed_element(&b, &s, &n_at);
             float *plane = (float *)(void *)(b.arena + (size_t)b.page[bad] * b.plane.page_stride +
                                              b.plane.plane_offset);
-            const float kept = plane[at];
-            plane[at] = NAN;
+            const float kept[2] = {plane[at], plane[at + s.cols]};
+            for (int n = 0; n < n_at; n++) plane[at + n * s.cols] = NAN;
             float *got = scores(k, &s, &v, b.n_blocks);
-            plane[at] = kept;
+            for (int n = 0; n < n_at; n++) plane[at + n * s.cols] = kept[n];
             for (int n = 0; n < b.n_blocks; n++)
                 if (isnan(clean[n]) || (n == bad ? !isnan(got[n]) : got[n] != clean[n]))
                     fail_msg("%s, backend %d: a NaN in block %d, block %d is %g, was %g",
@@ -279,6 +335,8 @@ static void test_score_nothing(void) {
 const struct test tests[] = {
     {"note_states_naive", TEST_QUICK, 20000, test_note_states_naive},
     {"note_states_rounds", TEST_QUICK, 20000, test_note_states_rounds},
+    {"note_states_bounds", TEST_QUICK, 20000, test_note_states_bounds},
+    {"note_states_bounds_nan", TEST_QUICK, 20000, test_note_states_bounds_nan},
     {"note_states_capacity", TEST_QUICK, 20000, test_note_states_capacity},
     {"score_naive", TEST_QUICK, 60000, test_score_naive},
     {"score_places", TEST_QUICK, 60000, test_score_places},

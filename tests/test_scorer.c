@@ -138,7 +138,7 @@ static void assert_same(const struct target_scorer_file *a, const struct target_
 }
 
 static void test_scorer_round_trip(void) {
-    for (int kind = 0; kind < KERN_N_SCORES; kind++)
+    for (int kind = 0; kind <= KERN_SCORE_MLP; kind++)
         for (int plain = 0; plain < 2; plain++) {
             struct target_scorer_file shape = shape_of((enum kern_score)kind), *f, *back;
             struct err e = {0};
@@ -418,7 +418,7 @@ static void test_scorer_load(void) {
     struct score_bed b = score_bed_open(300, HIDDEN, true, 1, 9);
     score_bed_naive_note(&b, 0, b.n_tokens);
     struct kern_score_view v = score_bed_view(&b);
-    for (int kind = 0; kind < KERN_N_SCORES; kind++) {
+    for (int kind = 0; kind <= KERN_SCORE_MLP; kind++) {
         struct target_scorer_file shape = shape_of((enum kern_score)kind), *f = filled(&shape);
         struct target_scorer *s;
         struct kern_scorer direct = {.kind = f->kind,

@@ -75,6 +75,47 @@ static void test_epochs_naive(void) {
     engine_close(g);
 }
 
+/* Selectors by bounds, on a server that keeps what they go by. */
+static void test_epochs_bounds(void) {
+    static struct epoch_record records[MOST_REQUESTS], want;
+    static const int selectors[][3] = {{TARGET_MINMAX, TARGET_MINMAX, 640},
+                                       {TARGET_BOUND, TARGET_MINMAX, 995},
+                                       {TARGET_OBSERVED, TARGET_BOUND, 641}};
+    static struct epoch_loop l;
+    struct engine_options o;
+    struct engine_submit_options s;
+    int n_others = 0;
+    epoch_options(&o);
+    o.sparse.selector = TARGET_MINMAX;
+    o.sparse.reselect = TARGET_RESELECT_STEP;
+    o.sparse.reselector = TARGET_BOUND;
+    struct engine *g = epoch_open(&o, records);
+    const struct kvpool_page_shape *shape = engine_get_plan(g)->pool.shape;
+    assert_int_equal(shape[KVPOOL_SHALLOW].state_bytes, 8 * 64 * 4);
+    epoch_loop_open(&l, NULL, NULL);
+    for (int k = 0; k < 3; k++) {
+        struct target_settings of = epoch_settings(selectors[k][0], 4, 9), mean;
+        of.reselector = selectors[k][1];
+        epoch_request(k, selectors[k][2], TINY_SLOW ? 20 : 60, &records[k], &s);
+        s.sparse = &of;
+        epoch_run(g, &s, &records[k]);
+        epoch_naive(&l, &of, NULL, s.params.seed, &records[k], &want);
+        epoch_assert_same(&records[k], &want, target_selector_name(of.selector));
+        mean = of; /* chooses otherwise at times, as do the two */
+        mean.selector = mean.reselector = TARGET_MEAN;
+        static struct epoch_record by_mean;
+        epoch_naive(&l, &mean, NULL, s.params.seed, &records[k], &by_mean);
+        for (int j = 0; j < want.n_lists; j++)
+            n_others += want.list[j].n != by_mean.list[j].n ||
+                        memcmp(want.list[j].kept, by_mean.list[j].kept,
+                               (size_t)want.list[j].n * sizeof(int32_t)) != 0;
+    }
+    assert_true(n_others > 3);
+    epoch_loop_close(&l);
+    tiny_assert_pool_whole(g);
+    engine_close(g);
+}
+
 /* ---- A scorer's file ---- */
 
 /* Both kinds, at the prompt's end and inside answers: what a file says of layer, curve and
@@ -363,9 +404,23 @@ static void test_epochs_refused(void) {
     of.reselector = TARGET_SCORER;
     assert_int_equal(engine_submit(g, &s, &request, &e), E_UNSUPPORTED);
     assert_non_null(strstr(e.message, "no scorer was loaded"));
+    of = epoch_settings(TARGET_MINMAX, 4, 0);
+    assert_int_equal(engine_submit(g, &s, &request, &e), E_UNSUPPORTED);
+    of = epoch_settings(TARGET_OBSERVED, 4, 8);
     of.reselector = TARGET_RANDOM; /* needs no states */
     epoch_run(g, &s, &r);
     assert_int_equal(r.n_lists, 1);
+    engine_close(g);
+    o.sparse.selector = TARGET_MINMAX; /* states, but not for everybody */
+    g = epoch_open(&o, &r);
+    epoch_request(0, 700, 4, &r, &s);
+    s.sparse = &of;
+    of = epoch_settings(TARGET_RECENT, 4, 8);
+    of.reselector = TARGET_BOUND;
+    assert_int_equal(engine_submit(g, &s, &request, &e), E_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "as --sparse bound"));
+    of.reselector = TARGET_MINMAX;
+    epoch_run(g, &s, &r);
     engine_close(g);
     o.sparse.selector = TARGET_SCORER;
     refused_open(&o, E_INVALID, "no scorer file was named");
@@ -392,6 +447,7 @@ static void test_epochs_refused(void) {
 
 const struct test tests[] = {
     {"epochs_naive", TEST_QUICK, 120000, test_epochs_naive},
+    {"epochs_bounds", TEST_QUICK, 60000, test_epochs_bounds},
     {"epochs_scorer", TEST_QUICK, 120000, test_epochs_scorer},
     {"epochs_dense", TEST_QUICK, 60000, test_epochs_dense},
     {"epochs_plan", TEST_QUICK, 20000, test_epochs_plan},

@@ -142,7 +142,7 @@ static void draw_settings(struct target_settings *s) {
     if (draw(2)) some.reserve = draw(5) / 50.0;
     if (draw(3) == 0) some.threshold = draw(8) / 4.0 - 1;
     if (draw(3) == 0) some.smooth = (1 + draw(4)) / 4.0;
-    if (draw(2)) some.reselector = TARGET_RECENT + (int)draw(4);
+    if (draw(2)) some.reselector = TARGET_RECENT + (int)draw(6);
     *s = target_settings_resolve(&none, &some, NULL);
 }
 
@@ -422,16 +422,16 @@ static void test_target_defaults(void) {
     assert_int_equal(s.reselector, TARGET_SCORER);
     assert_true(s.curve.n == 1 && s.smooth == 0);
     assert_int_equal(target_n_kept(&s, 128 * 64), 64);
-    assert_false(target_needs_scorer(&s));
+    assert_false(target_asks(&s, TARGET_SCORER));
     some.reselect = 8;
     s = target_settings_resolve(&none, &some, &file);
-    assert_true(target_needs_scorer(&s) && target_needs_states(&s));
+    assert_true(target_asks(&s, TARGET_SCORER) && target_needs_states(&s));
     some.reselector = TARGET_RANDOM;
     s = target_settings_resolve(&none, &some, &file);
-    assert_false(target_needs_scorer(&s) || target_needs_states(&s));
+    assert_false(target_asks(&s, TARGET_SCORER) || target_needs_states(&s));
     some.selector = TARGET_SCORER;
     s = target_settings_resolve(&none, &some, &file);
-    assert_true(s.smooth == .25 && target_needs_scorer(&s));
+    assert_true(s.smooth == .25 && target_asks(&s, TARGET_SCORER));
     none.smooth = 0;
     none.curve = (struct target_curve){.n = 1, .at = {{100, .25}}};
     s = target_settings_resolve(&none, &some, &file);

@@ -126,6 +126,7 @@ static void copy_taps(struct kern_attn_taps *to, const struct kern_attn_taps *fr
 }
 static void copy_plane(struct kern_plane *to, const struct kern_plane *from) {
     COPY(base), COPY(page_stride), COPY(plane_offset), COPY(cols), COPY(has_first);
+    COPY(has_minmax), COPY(has_spread);
 }
 static void copy_scorer(struct kern_scorer *to, const struct kern_scorer *from) {
     COPY(kind), COPY(cols), COPY(n_queries), COPY(normed), COPY(by_first), COPY(n_heads);

@@ -1,5 +1,6 @@
 /* States of the select layer and scores of blocks: arguments checked, then threads over columns
- * (states: a column's sums are one thread's) or over blocks (scores). */
+ * (states: a column's sums are one thread's) or over blocks (bounds of normed states, scores). */
+#include <math.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -49,6 +50,82 @@ static void note_share(void *arg, int idx, int n_threads) {
             note_row(j, &j->notes[k], i, begin, end);
 }
 
+/* ---- Bounds of normed states ---- */
+
+/* Mean and 1 / deviation of a state. */
+struct norm {
+    double mean, scale;
+};
+static struct norm norm_of(const float *x, int cols) {
+    double sum = 0, square = 0;
+    for (int c = 0; c < cols; c++) sum += (double)x[c];
+    const double mean = sum / cols;
+    for (int c = 0; c < cols; c++) square += ((double)x[c] - mean) * ((double)x[c] - mean);
+    return (struct norm){mean, 1 / sqrt(square / cols + 1e-5)};
+}
+
+static float normed(const struct norm *m, float x) {
+    return (float)(((double)x - m->mean) * m->scale);
+}
+
+/* NaN stays. */
+static void widen(float *low, float *high, const float *x, const struct norm *m, int cols,
+                  bool is_first) {
+    for (int c = 0; c < cols; c++) {
+        const float y = normed(m, x[c]);
+        if (is_first || y < low[c] || isnan(y)) low[c] = y;
+        if (is_first || y > high[c] || isnan(y)) high[c] = y;
+    }
+}
+
+/* Token n of the block, counted from 1. */
+static void spread(float *mean, float *square, const float *x, const struct norm *m, int cols,
+                   int n) {
+    for (int c = 0; c < cols; c++) {
+        const float y = normed(m, x[c]), before = n == 1 ? 0.f : mean[c], off = y - before;
+        mean[c] = n == 1 ? y : before + off / (float)n;
+        square[c] = n == 1 ? 0 * y : square[c] + off * (y - mean[c]);
+    }
+}
+
+/* Positions [from, to) of one block. */
+static void bound_block(const struct note_job *j, const struct kern_note *note, int64_t from,
+                        int64_t to) {
+    const size_t cols = (size_t)j->plane->cols;
+    const size_t entry = (size_t)note->seq * (size_t)j->capacity + (size_t)(from / KERN_BLOCK);
+    float *plane = score_plane(j->plane, j->page[entry]);
+    float *low = plane + (size_t)kern_plane_minmax(j->plane) * cols;
+    float *mean = plane + (size_t)kern_plane_spread(j->plane) * cols;
+    for (int64_t at = from; at < to; at++) {
+        const float *x = j->x + (size_t)(note->first_row + (at - note->position)) * cols;
+        const struct norm m = norm_of(x, j->plane->cols);
+        const int place = (int)(at % KERN_BLOCK);
+        if (j->plane->has_minmax) widen(low, low + cols, x, &m, j->plane->cols, place == 0);
+        if (j->plane->has_spread) spread(mean, mean + cols, x, &m, j->plane->cols, place + 1);
+    }
+}
+
+/* Every n_threads-th block of all notes. */
+static void bounds_share(void *arg, int idx, int n_threads) {
+    const struct note_job *j = arg;
+    int unit = 0;
+    for (int k = 0; k < j->n; k++) {
+        const struct kern_note *note = &j->notes[k];
+        const int64_t most = (int64_t)j->capacity * KERN_BLOCK;
+        int64_t at = note->position < 0 ? 0 : note->position;
+        int64_t end = (int64_t)note->position + note->n_rows;
+        if (note->seq < 0) continue;
+        if (end > most) end = most;
+        for (int64_t to; at < end; at = to) {
+            to = (at / KERN_BLOCK + 1) * KERN_BLOCK;
+            if (to > end) to = end;
+            if (unit++ % n_threads == idx) bound_block(j, note, at, to);
+        }
+    }
+}
+
+/* ---- The operation ---- */
+
 int kern_cpu_note_states(struct kern *k, int n, const struct kern_note *notes, const float *x,
                          const struct kern_plane *plane, const int32_t *page, int capacity,
                          float *ring) {
@@ -60,9 +137,15 @@ int kern_cpu_note_states(struct kern *k, int n, const struct kern_note *notes, c
     struct note_job j = {n, notes, x, plane, page, capacity, ring};
     long long work = 0;
     for (int i = 0; i < n; i++) work += notes[i].seq >= 0 ? notes[i].n_rows : 0;
+    const bool bounds = plane->has_minmax || plane->has_spread;
     /* A few rows of decoding are done sooner than a team is woken. */
-    if (work * plane->cols < 1 << 16) note_share(&j, 0, 1);
-    else threads_run(cpu_ctx(k)->threads, note_share, &j);
+    if (work * plane->cols < 1 << 16) {
+        note_share(&j, 0, 1);
+        if (bounds) bounds_share(&j, 0, 1);
+        return 0;
+    }
+    threads_run(cpu_ctx(k)->threads, note_share, &j);
+    if (bounds) threads_run(cpu_ctx(k)->threads, bounds_share, &j);
     return 0;
 }
 
@@ -74,6 +157,8 @@ static void check_scorer(const struct kern_scorer *s) {
     if (s->kind == KERN_SCORE_LATE)
         ASSERT(s->n_heads > 0 && s->head_dim > 0 && s->n_heads <= CPU_MAX_COLS / s->head_dim &&
                !s->by_first);
+    if (s->kind == KERN_SCORE_MINMAX || s->kind == KERN_SCORE_BOUND)
+        ASSERT(s->normed && !s->by_first);
     if (s->kind == KERN_SCORE_MLP)
         ASSERT(s->width > 0 && s->width <= CPU_MAX_COLS && !s->ln_weight == !s->ln_bias);
 }
@@ -105,6 +190,8 @@ int kern_cpu_score(struct kern *k, const struct kern_scorer *s, const struct ker
     ASSERT(v->plane.base && v->page && v->ring && out);
     ASSERT(scratch && (uintptr_t)scratch % KERN_ACT_ALIGN == 0);
     ASSERT(!s->by_first || v->plane.has_first);
+    ASSERT(s->kind != KERN_SCORE_MINMAX || v->plane.has_minmax);
+    ASSERT(s->kind != KERN_SCORE_BOUND || v->plane.has_spread);
     if (s->kind == KERN_SCORE_LATE) ASSERT(s->a && s->b);
     if (s->kind == KERN_SCORE_MLP) ASSERT(s->w1 && s->b1 && s->w2 && s->b2);
     struct score_job j = {.isa = c->isa->score,
@@ -115,7 +202,7 @@ int kern_cpu_score(struct kern *k, const struct kern_scorer *s, const struct ker
                           .scratch = scratch,
                           .out = out};
     j.isa->queries(&j);
-    if (s->kind != KERN_SCORE_MEAN) threads_run(c->threads, rows_share, &j);
+    if (kern_score_has_weights(s->kind)) threads_run(c->threads, rows_share, &j);
     threads_run(c->threads, blocks_share, &j);
     return 0;
 }

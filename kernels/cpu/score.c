@@ -229,8 +229,28 @@ static void mean(const struct score_job *j, int block, int first, int last, floa
     if (j->s->normed) standardise(r, cols);
 }
 
+/* The corner of the block's box that q points to: at its least or largest values, or a standard
+ * deviation off its mean. */
+static void corner(const struct score_job *j, int block, const float *q, float *r) {
+    const int cols = j->s->cols;
+    const bool by_spread = j->s->kind == KERN_SCORE_BOUND;
+    const struct kern_plane *p = &j->v->plane;
+    const float *a =
+        score_block(j, block) +
+        (size_t)(by_spread ? kern_plane_spread(p) : kern_plane_minmax(p)) * (size_t)cols;
+    const float *b = a + cols, n = (float)score_tokens(j, block);
+    if (by_spread)
+        for (int i = 0; i < cols; i++) r[i] = a[i] + copysignf(sqrtf(b[i] / n), q[i]);
+    else
+        for (int i = 0; i < cols; i++) r[i] = q[i] >= 0 ? b[i] : a[i];
+}
+
 static void representative(const struct score_job *j, int block, float *r) {
     const int cols = j->s->cols;
+    if (j->s->kind == KERN_SCORE_MINMAX || j->s->kind == KERN_SCORE_BOUND) {
+        corner(j, block, layout(j).average, r);
+        return;
+    }
     if (!j->s->by_first) {
         mean(j, block, 0, 4, r);
         return;

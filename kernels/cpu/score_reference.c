@@ -102,8 +102,27 @@ static void mean(const struct score_job *j, int block, int first, int last, doub
     if (j->s->normed) standardise(r, cols);
 }
 
+static void corner(const struct score_job *j, int block, const double *q, double *r) {
+    const size_t cols = (size_t)j->s->cols;
+    const struct kern_plane *p = &j->v->plane;
+    const float *low = score_block(j, block) + (size_t)kern_plane_minmax(p) * cols;
+    const float *middle = score_block(j, block) + (size_t)kern_plane_spread(p) * cols;
+    for (size_t i = 0; i < cols; i++) {
+        if (j->s->kind == KERN_SCORE_MINMAX) {
+            r[i] = (double)(q[i] >= 0 ? low[cols + i] : low[i]);
+            continue;
+        }
+        double s = sqrt((double)middle[cols + i] / score_tokens(j, block));
+        r[i] = (double)middle[i] + (q[i] >= 0 ? s : -s);
+    }
+}
+
 static void representative(const struct score_job *j, int block, double *r) {
     const int cols = j->s->cols;
+    if (j->s->kind == KERN_SCORE_MINMAX || j->s->kind == KERN_SCORE_BOUND) {
+        corner(j, block, layout(j).average, r);
+        return;
+    }
     if (!j->s->by_first) {
         mean(j, block, 0, 4, r);
         return;

@@ -6,11 +6,16 @@
  * walks over them. A sequence has at most one note in a call; of rows 32 apart the last stands in
  * the ring.
  *
+ * Bounds of normed states are a kernel of their own, where a plane has any: a thread block has one
+ * block of one note. Its warps take the norms of the rows, a row a warp, then its threads walk down
+ * their columns, each on its own, in the order of positions.
+ *
  * Napkin: 512 rows of 4,096 are read once, 8.4 MB, and 8 blocks' planes written, 0.5 MB: 2 us. Five
- * rows: the launch. */
+ * rows: the launch. Bounds: 8 thread blocks read 1 MB each three times, from the L2 but for the
+ * first: some 40 us beside a pass of 10 ms; five rows: 2 us. */
 #include "kernels/cuda/cuda.cuh"
 
-enum { THREADS = 128, MOST_Z = 64 };
+enum { THREADS = 128, MOST_Z = 64, BOUND_THREADS = 1024 };
 
 struct note_args {
     const struct kern_note *notes;
@@ -75,6 +80,99 @@ template <typename T> static __global__ void note_kernel(note_args a, int cols) 
     }
 }
 
+/* ---- Bounds ---- */
+
+__device__ static inline float warp_sum(float x) {
+#pragma unroll
+    for (int k = 16; k; k /= 2) x += __shfl_xor_sync(~0u, x, k);
+    return x;
+}
+
+/* Of a row, by one warp. */
+__device__ static void norm_of(const float *x, int cols, float *mean, float *scale) {
+    const int lane = threadIdx.x % 32;
+    float sum = 0, square = 0;
+#pragma unroll 8
+    for (int c = lane; c < cols; c += 32) sum += x[c];
+    const float m = warp_sum(sum) / cols;
+#pragma unroll 8
+    for (int c = lane; c < cols; c += 32) {
+        const float d = x[c] - m;
+        square = fmaf(d, d, square);
+    }
+    square = warp_sum(square);
+    if (lane) return;
+    *mean = m;
+    *scale = 1.f / sqrtf(square / cols + 1e-5f);
+}
+
+/* NaN stays. is_first: the first row is the block's first token. */
+__device__ static void widen(float *low, float *high, const float *x, size_t stride,
+                             const float *mean, const float *scale, int n, bool is_first) {
+    float a = is_first ? INFINITY : *low, b = is_first ? -INFINITY : *high;
+    for (int i = 0; i < n; i++) {
+        const float y = (x[i * stride] - mean[i]) * scale[i];
+        if (y < a || isnan(y)) a = y;
+        if (y > b || isnan(y)) b = y;
+    }
+    *low = a;
+    *high = b;
+}
+
+/* first: the block's tokens before. */
+__device__ static void spread(float *to_mean, float *to_square, const float *x, size_t stride,
+                              const float *mean, const float *scale, int n, int first) {
+    float m = first ? *to_mean : 0.f, square = first ? *to_square : 0.f;
+    for (int i = 0; i < n; i++) {
+        const float y = (x[i * stride] - mean[i]) * scale[i], off = y - m;
+        m += off / (float)(first + i + 1);
+        square = fmaf(off, y - m, square);
+    }
+    *to_mean = m;
+    *to_square = square;
+}
+
+static __global__ void __launch_bounds__(BOUND_THREADS) bounds_kernel(note_args a) {
+    __shared__ float mean[KERN_BLOCK], scale[KERN_BLOCK];
+    pdl_wait();
+    pdl_trigger();
+    const kern_note note = a.notes[blockIdx.x];
+    if (note.seq < 0 || note.n_rows <= 0) return;
+    const size_t cols = (size_t)a.plane.cols;
+    const size_t first = 4 + a.plane.has_first, second = first + (a.plane.has_minmax ? 2 : 0);
+    const int64_t most = (int64_t)a.capacity * KERN_BLOCK;
+    const int64_t begin = max(note.position, 0);
+    const int64_t end = min((int64_t)note.position + note.n_rows, most);
+    for (int64_t b = begin / KERN_BLOCK + blockIdx.y; b * KERN_BLOCK < end; b += gridDim.y) {
+        const int64_t from = max(begin, b * KERN_BLOCK), to = min(end, (b + 1) * KERN_BLOCK);
+        const int n = (int)(to - from), place = (int)(from % KERN_BLOCK);
+        const float *x = a.x + (size_t)(note.first_row + (from - note.position)) * cols;
+        const int page = a.page[(size_t)note.seq * a.capacity + b];
+        float *plane = (float *)((uint8_t *)a.plane.base + (size_t)page * a.plane.page_stride +
+                                 a.plane.plane_offset);
+        __syncthreads();
+        for (int i = threadIdx.x / 32; i < n; i += BOUND_THREADS / 32)
+            norm_of(x + i * cols, (int)cols, &mean[i], &scale[i]);
+        __syncthreads();
+        for (size_t c = threadIdx.x; c < cols; c += BOUND_THREADS) {
+            float *low = plane + first * cols + c, *middle = plane + second * cols + c;
+            if (a.plane.has_minmax) widen(low, low + cols, x + c, cols, mean, scale, n, place == 0);
+            if (a.plane.has_spread)
+                spread(middle, middle + cols, x + c, cols, mean, scale, n, place);
+        }
+    }
+}
+
+/* Enough thread blocks for a long prompt's rows; what each does does not depend on it. */
+static int note_bounds(struct cuda_ctx *c, int n, const note_args &a) {
+    int deep = 2 * c->n_sms / n;
+    if (deep < 1) deep = 1;
+    if (deep > MOST_Z) deep = MOST_Z;
+    return CUDA_LAUNCH(c, bounds_kernel, dim3(n, deep), BOUND_THREADS, 0, a);
+}
+
+/* ---- The operation ---- */
+
 int kern_cuda_note_states(struct kern *k, int n, const struct kern_note *notes, const float *x,
                           const struct kern_plane *plane, const int32_t *page, int capacity,
                           float *ring) {
@@ -94,6 +192,7 @@ int kern_cuda_note_states(struct kern *k, int n, const struct kern_note *notes, 
     if (deep < 1) deep = 1;
     if (deep > MOST_Z) deep = MOST_Z;
     const dim3 grid(wide, n, deep);
-    if (quads) return CUDA_LAUNCH(c, note_kernel<float4>, grid, THREADS, 0, a, cols);
-    return CUDA_LAUNCH(c, note_kernel<float>, grid, THREADS, 0, a, cols);
+    const int rc = quads ? CUDA_LAUNCH(c, note_kernel<float4>, grid, THREADS, 0, a, cols)
+                         : CUDA_LAUNCH(c, note_kernel<float>, grid, THREADS, 0, a, cols);
+    return rc || !(plane->has_minmax || plane->has_spread) ? rc : note_bounds(c, n, a);
 }

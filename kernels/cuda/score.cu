@@ -1,11 +1,12 @@
 /* Scores of blocks: one number for each block of a sequence.
  *
- * Every kind: the newest states, normalised where that is asked for, a block a state; MEAN and MLP
- * then their average. LATE: A q and the quarters' means and deviations in one launch, then B times
- * the quarters' sums as they lie in the pages (score_product.cu; norming is linear, so B r = scale
- * (B s) - shift (B 1)), then the logsumexp, four blocks a thread block. MLP: x = q r g of each
- * block and the units' constants in one launch (kernels/cpu/score.c has the folded formula), the
- * product with GELU behind it, and the sum over its tiles.
+ * Every kind: the newest states, normalised where that is asked for, a block a state; all but LATE
+ * then their average. MEAN, MINMAX and BOUND: what represents a block, times it. LATE: A q and the
+ * quarters' means and deviations in one launch, then B times the quarters' sums as they lie in the
+ * pages (score_product.cu; norming is linear, so B r = scale (B s) - shift (B 1)), then the
+ * logsumexp, four blocks a thread block. MLP: x = q r g of each block and the units' constants in
+ * one launch (kernels/cpu/score.c has the folded formula), the product with GELU behind it, and the
+ * sum over its tiles.
  *
  * Napkin for 2,048 blocks of 4,096: the planes are 134 MB, 31 us a pass; LATE goes through them
  * twice beside its product (170 us), the MLP once, and once through W1 (134 MB). Each sum is one
@@ -23,6 +24,7 @@ struct score_args {
     const float *ring;
     int n_queries;
     bool normed, by_first;
+    int minmax, spread;       /* MINMAX, BOUND: first of the two rows of a plane, else 0 */
     int n_heads, head_dim, n; /* n: rows of A and B, or units */
     const float *a, *b, *ln_weight, *ln_bias, *w1, *b1, *w2, *b2;
     /* Scratch. */
@@ -31,14 +33,14 @@ struct score_args {
     float *aq;        /* LATE: [32][n] */
     float *ones;      /* LATE: [n], B 1 */
     score_row *row;   /* LATE: [4 n_blocks] shift, scale; MLP: [n_blocks] */
-    float *x;         /* MLP: [n_blocks][cols]; MEAN: a row a thread block */
+    float *x;         /* MLP: [n_blocks][cols]; without weights: a row a thread block */
     score_unit *unit; /* MLP: [n] */
     float *product;   /* LATE: [4 n_blocks][n]; MLP: [n_blocks][tiles] */
     float *out;
 };
 
 static int product_rows(const struct kern_scorer *s) {
-    if (s->kind == KERN_SCORE_MEAN) return 0;
+    if (!kern_score_has_weights(s->kind)) return 0;
     return s->kind == KERN_SCORE_LATE ? s->n_heads * s->head_dim : s->width;
 }
 static int n_tiles(int n) {
@@ -61,7 +63,7 @@ static size_t carve(score_args *a, const struct kern_scorer *s, int n_blocks, ui
     const size_t cols = (size_t)s->cols, n = (size_t)product_rows(s), blocks = (size_t)n_blocks;
     a->queries = (float *)take(&at, KERN_STATE_QUERIES * cols * 4);
     a->average = (float *)take(&at, (cols + 1) * 4);
-    if (s->kind == KERN_SCORE_MEAN) a->x = (float *)take(&at, mean_grid(n_blocks) * cols * 4);
+    if (!kern_score_has_weights(s->kind)) a->x = (float *)take(&at, mean_grid(n_blocks) * cols * 4);
     if (s->kind == KERN_SCORE_LATE) {
         a->aq = (float *)take(&at, KERN_STATE_QUERIES * n * 4);
         a->ones = (float *)take(&at, n * 4);
@@ -299,7 +301,7 @@ static __global__ void __launch_bounds__(LATE_THREADS) late_kernel(score_args a)
     a.out[block] = all.most + logf(all.sum);
 }
 
-/* ---- MEAN and MLP ---- */
+/* ---- Without weights, and MLP ---- */
 
 /* A block's representative into r[cols] of global memory, each thread its own elements. */
 __device__ static void representative(const score_args &a, int block, float *r, float *smem) {
@@ -321,6 +323,19 @@ __device__ static void representative(const score_args &a, int block, float *r, 
     if (a.normed) standardise(r, cols, smem);
 }
 
+/* The corner of a block's box that the query points to, each thread its own elements. */
+__device__ static void corner(const score_args &a, int block, float *r) {
+    const int cols = a.planes.cols,
+              tokens = min(a.planes.n_tokens - block * KERN_BLOCK, (int)KERN_BLOCK);
+    const float *plane = score_plane(a.planes, block);
+    const float *low = plane + (size_t)a.minmax * cols, *mean = plane + (size_t)a.spread * cols;
+    for (int i = threadIdx.x; i < cols; i += THREADS) {
+        const float q = a.average[i];
+        if (a.minmax) r[i] = q >= 0 ? low[cols + i] : low[i];
+        else r[i] = mean[i] + copysignf(sqrtf(mean[cols + i] / tokens), q);
+    }
+}
+
 static __global__ void mean_kernel(score_args a) {
     __shared__ float smem[32];
     pdl_wait();
@@ -329,7 +344,8 @@ static __global__ void mean_kernel(score_args a) {
     float *r = a.x + (size_t)blockIdx.x * cols;
     for (int block = blockIdx.x; block < a.planes.n_blocks; block += gridDim.x) {
         float dot = 0;
-        representative(a, block, r, smem);
+        if (a.minmax || a.spread) corner(a, block, r);
+        else representative(a, block, r, smem);
         for (int i = threadIdx.x; i < cols; i += THREADS) dot = fmaf(a.average[i], r[i], dot);
         dot = block_sum(dot, smem);
         if (threadIdx.x == 0) a.out[block] = dot / sqrtf((float)cols);
@@ -409,6 +425,8 @@ static void check(const struct kern_scorer *s) {
     ASSERT(s->n_queries >= 1 && s->n_queries <= KERN_STATE_QUERIES);
     if (s->kind == KERN_SCORE_LATE) ASSERT(s->n_heads > 0 && s->head_dim > 0 && !s->by_first);
     if (s->kind == KERN_SCORE_MLP) ASSERT(s->width > 0 && !s->ln_weight == !s->ln_bias);
+    if (s->kind == KERN_SCORE_MINMAX || s->kind == KERN_SCORE_BOUND)
+        ASSERT(s->normed && !s->by_first);
 }
 
 size_t kern_cuda_score_scratch_bytes(const struct kern *k, const struct kern_scorer *s,
@@ -460,6 +478,8 @@ int kern_cuda_score(struct kern *k, const struct kern_scorer *s, const struct ke
     ASSERT(v->plane.base && v->page && v->ring && out && scratch);
     ASSERT((uintptr_t)scratch % KERN_ACT_ALIGN == 0 && v->plane.plane_offset % KERN_ACT_ALIGN == 0);
     ASSERT(v->plane.page_stride % 4 == 0 && (!s->by_first || v->plane.has_first));
+    ASSERT(s->kind != KERN_SCORE_MINMAX || v->plane.has_minmax);
+    ASSERT(s->kind != KERN_SCORE_BOUND || v->plane.has_spread);
     const int n_blocks = (int)(((int64_t)v->n_tokens + KERN_BLOCK - 1) / KERN_BLOCK);
     score_args a = {};
     a.planes = {(const uint8_t *)v->plane.base + v->plane.plane_offset,
@@ -471,6 +491,8 @@ int kern_cuda_score(struct kern *k, const struct kern_scorer *s, const struct ke
     a.ring = v->ring;
     a.n_queries = s->n_queries < v->n_tokens ? s->n_queries : v->n_tokens;
     a.normed = s->normed, a.by_first = s->by_first;
+    if (s->kind == KERN_SCORE_MINMAX) a.minmax = kern_plane_minmax(&v->plane);
+    if (s->kind == KERN_SCORE_BOUND) a.spread = kern_plane_spread(&v->plane);
     a.n_heads = s->n_heads, a.head_dim = s->head_dim, a.n = product_rows(s);
     a.a = s->a, a.b = s->b, a.ln_weight = s->ln_weight, a.ln_bias = s->ln_bias;
     a.w1 = s->w1, a.b1 = s->b1, a.w2 = s->w2, a.b2 = s->b2, a.out = out;
