@@ -19,7 +19,8 @@ struct flags {
     struct engine_options engine;
     const char *precision, *lengths, *depths, *kinds, *text, *tasks, *selectors, *scorers, *json,
         *svg, *answers, *calibrate, *into, *keep, *keep_blocks, *reserve, *smooth;
-    int n_needles, n_texts, n_answer, n_late, n_following, n_task_answer, n_task, context, seed;
+    int n_needles, n_texts, n_answer, n_late, n_following, n_task_answer, n_task, context, seed,
+        exact, n_exact;
     double budget;
     struct target_settings base;
     struct eval_calibration limits;
@@ -39,6 +40,7 @@ struct work {
     struct eval_found *found;
     struct eval_loss *loss;
     struct eval_task *tasks;
+    struct eval_exact exact;
     struct eval_attention attention[EVAL_MAX_LENGTHS];
     struct eval_results results;
     struct target_curve curve;
@@ -152,6 +154,11 @@ static int plan_tokens(const struct flags *f, struct work *p, struct err *e) {
                          "a prompt of %d tokens and %d behind it%s: the context is %d tokens; ask "
                          "for shorter --lengths",
                          longest, behind, late ? " (late facts among them)" : "", context);
+    if (f->exact && f->n_exact > room)
+        return err_raise(e, E_RANGE,
+                         "a prompt of %d tokens and an exact answer of %d: the context is %d "
+                         "tokens; ask for shorter --lengths or --exact-tokens",
+                         longest, f->n_exact, context);
     if (p->read.n > 0 && p->read.n_following < TARGET_TRACE_LOOK)
         return err_raise(e, E_RANGE,
                          "a prompt of %d tokens leaves %d of the context's %d; running text needs "
@@ -337,6 +344,28 @@ static int calibrate(const struct flags *f, struct work *p, struct err *e) {
 
 /* ---- Running ---- */
 
+/* By how much the first column beside dense keeps. */
+static int measure_exact(const struct flags *f, struct work *p, const struct eval_clock *clock,
+                         struct err *e) {
+    struct eval_exact_options o = {.engine = f->engine, .exact = f->exact, .n_answer = f->n_exact};
+    target_settings_unset(&o.keep);
+    if (p->columns.n > 1) {
+        const struct target_settings *s = &p->columns.at[1].settings;
+        o.keep.keep_blocks = s->keep_blocks;
+        if (s->keep_blocks == 0) {
+            o.keep.keep_blocks = TARGET_UNSET;
+            o.keep.keep = s->keep;
+            o.keep.curve = s->curve;
+        }
+        o.keep.min_blocks = s->min_blocks;
+        o.keep.window_blocks = s->window_blocks;
+        o.keep.reserve = s->reserve;
+    }
+    int rc = eval_exact_run(p->bed, &p->texts, &p->find, &o, clock, &p->exact, e);
+    p->results.exact = &p->exact;
+    return rc;
+}
+
 static int measure(const struct flags *f, struct work *p, struct err *e) {
     struct eval_results *r = &p->results;
     long long start = clock_ns(), budget = (long long)(f->budget * 60e9);
@@ -356,6 +385,7 @@ static int measure(const struct flags *f, struct work *p, struct err *e) {
                        p->attention, e);
     if (!rc && f->tasks)
         rc = eval_tasks(p->bed, &p->columns, &p->task, &whole, &p->tasks, &r->n_task, e);
+    if (!rc && f->exact) rc = measure_exact(f, p, &whole, e);
     if (answers && fclose(answers) != 0 && !rc)
         rc = err_raise(e, E_IO, "%s: cannot be written", f->answers);
     r->found = p->found;
@@ -364,7 +394,8 @@ static int measure(const struct flags *f, struct work *p, struct err *e) {
     r->attention = p->attention;
     r->minutes = (double)(clock_ns() - start) / 60e9;
     r->is_cut = r->n_found < p->find.n * p->find.n_lengths ||
-                r->n_loss < p->read.n * p->read.n_lengths || eval_clock_is_up(&whole);
+                r->n_loss < p->read.n * p->read.n_lengths || p->exact.is_cut ||
+                eval_clock_is_up(&whole);
     return rc;
 }
 
@@ -420,6 +451,8 @@ static int finish_flags(struct flags *f, const struct options *o) {
     if (f->into && !f->calibrate) return options_error(o, "--calibrate-into needs --calibrate");
     if (f->svg && f->n_needles == 0)
         return options_error(o, "--svg is a map of needles; --needles is 0");
+    if (f->exact && f->n_needles == 0)
+        return options_error(o, "--exact answers the needles' prompts; --needles is 0");
     if (f->quiet) log_set_level(LOG_ERROR);
     return -1;
 }
@@ -431,7 +464,8 @@ static const char about[] =
     "            be put together; one needed late in a long answer\n"
     "  texts     loss of the tokens behind a prompt of running text, agreement with dense, and\n"
     "            where dense attention goes: recall, mass, overlap of layers, is it sparse at all\n"
-    "  tasks     LongBench's files: JSON lines with context, input, answers\n\n"
+    "  tasks     LongBench's files: JSON lines with context, input, answers\n"
+    "  exact     do exact answers equal dense ones, and how many tokens does a dense pass emit?\n\n"
     "Without --text, five kinds of text that the program carries.";
 
 static const char after[] =
@@ -505,6 +539,9 @@ static const char after[] =
      "those by attention and states once more, selecting anew at a late fact", NULL},              \
     {OPTION_FLAG, "each-step", NULL, 0, &(f)->each_step, NULL, 0, 0,                               \
      "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
+    {OPTION_INT, "exact", NULL, 0, &(f)->exact, "N", 0, TARGET_MOST_EXACT,                         \
+     "needles' prompts also by exact answers of up to N tokens at once, beside dense", "0: not"},  \
+    {OPTION_INT, "exact-tokens", NULL, 0, &(f)->n_exact, "N", 1, 4096, "of such an answer", "64"}, \
     {OPTION_GROUP, "Calibration", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                          \
     {OPTION_STRING, "calibrate", NULL, 0, &(f)->calibrate, "SELECTOR", 0, 0,                       \
      "fit its curve: the smallest kept size of each length that stays within", NULL},              \
@@ -550,6 +587,7 @@ int cmd_eval(int argc, char **argv) {
                       .n_late = 192,
                       .n_following = EVAL_FOLLOWING,
                       .n_task_answer = 64,
+                      .n_exact = 64,
                       .seed = 1,
                       .limits = {2, .03}};
     engine_options_default(&f.engine);

@@ -72,6 +72,17 @@ static int write_prompt(struct eval_bed *b, const struct eval_texts *texts,
     return rc;
 }
 
+int eval_find_prompt(struct eval_bed *b, const struct eval_texts *texts,
+                     const struct eval_find_options *o, int i, struct tokens *out, struct err *e) {
+    struct place at = place_of(o, texts, i);
+    struct eval_needle needle;
+    struct prompt p = {.ids = *out};
+    eval_needle_make(&needle, at.kind, o->seed, at.needle, o->depth[at.depth]);
+    int rc = write_prompt(b, texts, o, &at, &needle, &p, e);
+    *out = p.ids;
+    return rc;
+}
+
 /* The oracle looks at what dense says (or, where it says nothing, at what it should), of a late
  * question at the question, too. */
 static int look(struct eval_bed *b, const struct eval_find_options *o, const struct prompt *p,

@@ -223,6 +223,7 @@ void eval_report_json(struct strbuf *b, const struct eval_results *r) {
     if (r->n_found > 0) found(b, r);
     if (r->n_loss > 0) loss(b, r);
     if (r->n_task > 0) tasks(b, r);
+    if (r->exact) eval_exact_json(b, r->exact);
     if (r->curve) {
         strbuf_append_str(b, ",\n\"curve\": {");
         string(b, "of", r->curve_of);

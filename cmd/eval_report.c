@@ -174,6 +174,7 @@ void eval_report_text(struct strbuf *b, const struct eval_results *r) {
         report_attention(b, r);
     }
     if (r->n_task > 0) report_tasks(b, r);
+    if (r->exact) eval_exact_text(b, r->exact);
     if (r->curve) {
         strbuf_printf(b, "\nCurve of %s: ", r->curve_of);
         eval_curve_append(b, r->curve);

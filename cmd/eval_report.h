@@ -4,6 +4,7 @@
 /* What was measured, added up: tables for people, JSON for programs, a heat map, and the curve that
  * calibration fits. */
 
+#include "cmd/eval_exact.h"
 #include "cmd/eval_run.h"
 #include "cmd/eval_stats.h"
 
@@ -27,6 +28,7 @@ struct eval_results {
     int n_task;
     const struct target_curve *curve; /* NULL: not calibrated */
     const char *curve_of;             /* name of its selector */
+    const struct eval_exact *exact;   /* NULL: not asked for */
 };
 
 /* Which items count: an index or kind, -1 all. */

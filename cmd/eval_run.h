@@ -55,6 +55,10 @@ int eval_find(struct eval_bed *b, const struct eval_columns *columns,
               const struct eval_clock *clock, struct eval_found *items, int *n_items,
               struct err *e);
 
+/* The tokens of the i-th of these prompts. */
+int eval_find_prompt(struct eval_bed *b, const struct eval_texts *texts,
+                     const struct eval_find_options *o, int i, struct tokens *out, struct err *e);
+
 /* ---- Running text ---- */
 
 struct eval_read_options {

@@ -225,6 +225,7 @@ static void test_eval_run_bad_input(void) {
         {"--calibrate recent --keep-blocks 4 --lengths 640 --calibrate-into nothing-there",
          "nothing-there"},
         {"--ctx-size 4096", "the model's context is 2048"},
+        {"--texts 0 --lengths 2000 --kinds single --exact 4", "exact answer of 64"},
     };
     char text[601], words[400];
     make_folder();
@@ -240,6 +241,32 @@ static void test_eval_run_bad_input(void) {
         assert_int_equal(eval(words), 1);
         if (!strstr(said, bad[i].says)) fail_msg("%s: '%s', not '%s'", words, said, bad[i].says);
     }
+    remove_folder();
+}
+
+/* Exact answers come from an engine: all equal dense ones, and where blocks are lost dense passes
+ * emit more than a token each. */
+static void test_eval_run_exact(void) {
+    char words[400];
+    make_folder();
+    snprintf(words, sizeof words,
+             "--lengths 640,900 --needles 5 --texts 0 --kinds single --answer-tokens 4 "
+             "--selectors recent --keep-blocks 6 --exact 4 --exact-tokens 12 --json %s",
+             in_folder("a.json"));
+    if (eval(words) != 0) fail_msg("%s", said);
+    char *text = read_all("a.json"), *tables = read_all("tables");
+    json_t *j = json_loads(text, 0, NULL), *x = json_object_get(j, "exact");
+    assert_int_equal(value(x, "prompts"), 10);
+    assert_int_equal(value(x, "equal"), 10);
+    assert_int_equal(value(x, "sparse"), 10);
+    assert_int_equal(value(x, "tokens"), 120);
+    assert_int_equal(value(x, "tokens_of_passes"), 110); /* the first is the prompt's */
+    assert_in_range((int)value(x, "passes"), 30, 110);
+    assert_true(value(x, "accepted") <= value(x, "provisional"));
+    assert_non_null(strstr(tables, "10 of 10 equal the dense ones"));
+    json_decref(j);
+    free(text);
+    free(tables);
     remove_folder();
 }
 
@@ -463,6 +490,7 @@ static void test_eval_task_lines(void) {
 const struct test tests[] = {
     {"eval_run_all", TEST_QUICK, 60000, test_eval_run_all},
     {"eval_run_bad_input", TEST_QUICK, 60000, test_eval_run_bad_input},
+    {"eval_run_exact", TEST_QUICK, 60000, test_eval_run_exact},
     {"eval_run_tasks", TEST_QUICK, 60000, test_eval_run_tasks},
     {"eval_run_calibrates", TEST_QUICK, 60000, test_eval_run_calibrates},
     {"eval_run_scorer", TEST_QUICK, 60000, test_eval_run_scorer},
