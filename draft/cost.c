@@ -1,16 +1,22 @@
 /* What passes cost, learned from passes.
  *
- * Each row count of the grid has a line over the context. Its level is a running mean of the newest
- * two dozen passes, what is far off the prediction cut (the machine was busy elsewhere). Its slope
- * comes from sums that remember hundreds of passes, because a context grows slowly, and is drawn to
- * a slope alpha + beta * (rows
- * - 1) shared by all points: attention reads K and V once a sequence (alpha, all of it on a GPU)
- * and multiplies once a row (beta, most of it on a CPU). Slopes are never negative.
+ * Each row count of the grid has a line over the context: a level and a slope. All of them are in
+ * units of a machine whose `speed` drifts, by a factor of two within seconds where others share it.
+ * A time says something of the sum of the two logs, and which of them moved is a matter of how well
+ * either is known: so levels and speed are one state with a covariance (a Kalman filter). A level
+ * that is new takes what it sees, one that is known leaves it to speed, which moves the levels that
+ * were not seen with it. (Running means beside a speed of their own pushed each other away: while
+ * speed and the levels in use drifted apart, the others went with speed, and nine rows were
+ * believed to cost twice as much beside five as they did.)
  *
- * `speed` stands for the machine: when times of any row count lie off by more than 8 % for long, it
- * moves, and with it the points that were not seen lately. Otherwise a machine that got faster
- * while nothing was drafted would leave drafting looking expensive for good. The dead band keeps
- * noise from making it wander.
+ * Times err upwards: a pass is held up, by twice or tenfold, in bad phases every other one is. None
+ * is too short. So what lies above counts a little, and what lies far below is believed: the table
+ * was too sure of itself.
+ *
+ * A slope comes from sums that remember hundreds of passes, because a context grows slowly, and is
+ * drawn to a slope alpha + beta * (rows - 1) shared by all points: attention reads K and V once a
+ * sequence (alpha, all of it on a GPU) and multiplies once a row (beta, most of it on a CPU).
+ * Slopes are never negative.
  *
  * A curve is the points at one context, made monotone in rows by pooling neighbours that disagree
  * (isotonic regression weighted by evidence), then filled: linear between known points, beyond the
@@ -22,17 +28,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEVEL_KEEP (1 - 1.0 / 24)
+/* Standard deviations of logs. A pass: */
+#define PASS_NOISE 0.05
+#define SPEED_STEP 0.02  /* of speed, from pass to pass */
+#define LEVEL_STEP 0.001 /* of each level */
+#define NEW_LEVEL 0.5    /* of a level that is guessed from its neighbours */
+#define SPEED_KEEP (1 - 1.0 / 5000)
+/* In standard deviations of what was predicted: */
+#define MOST_ABOVE 1.35 /* what a time above counts */
+#define FAR_BELOW 3.0   /* beyond this the table was too sure */
 #define SLOPE_KEEP (1 - 1.0 / 512)
-#define NEW_POINT 3.0   /* weight below which a point is new */
-#define CUT 1.3         /* of the prediction, for a point that is known */
-#define CUT_NEW 3.0     /* for one that is new */
-#define COLD 0.6        /* below this a new point's first times were of a cold machine */
-#define DEAD_BAND 0.08  /* of `trend` */
+#define SLOPE_CUT 1.3   /* of the level, what slopes take of a time */
+#define YOUNG 8         /* passes: a level that is wrong, not the machine */
+#define KV_SHARE 0.12   /* that a level's context moves to the newest pass's */
 #define GUESS_ROW 0.12  /* growth a row, of one row's time, where nothing is known */
 #define GUESS_DOWN 0.5  /* the same below the first known point */
-#define NOISE 0.05      /* of a time, for weighing slopes */
 #define SLOPE_SPAN 2000 /* positions over which a time might double, before anything is known */
+
+enum { SPEED = DRAFT_COST_ROWS }; /* its place in the covariance */
 
 static const int grid[DRAFT_COST_ROWS] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  12,  14,  16,
                                           20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024};
@@ -57,15 +70,20 @@ static int nearest(int n_rows) {
 
 /* ---- Slopes ---- */
 
-/* One point's evidence in units of its own time: weight and slope times weight. */
+/* One point's evidence in units of its own level: weight and slope times weight. The sums are of
+ * times as they were, since `speed` takes what a growing context adds for its own; over hundreds of
+ * passes contexts fall as well as grow. */
 static void evidence(const struct draft_cost_point *p, double *weight, double *pull) {
     *weight = *pull = 0;
     if (p->slow_n < 2 || p->slow_ns <= 0) return;
     double kv = p->slow_kv / p->slow_n, ns = p->slow_ns / p->slow_n;
     double spread = p->slow_kv2 - kv * p->slow_kv;
     if (spread <= 0) return;
-    *weight = spread / (ns * ns);
-    *pull = (p->slow_kv_ns - kv * p->slow_ns) / (ns * ns);
+    double slope = (p->slow_kv_ns - kv * p->slow_ns) / spread;
+    double here = ns + slope * (p->kv - kv); /* their line where the level stands */
+    if (here < 0.05 * ns) here = 0.05 * ns;
+    *weight = spread / (p->ns * p->ns);
+    *pull = *weight * slope * p->ns / here;
 }
 
 struct shared_slope {
@@ -77,7 +95,7 @@ static struct shared_slope fit_shared(const struct draft_cost *c) {
     for (int i = 0; i < DRAFT_COST_ROWS; i++) {
         double w, p, more = grid[i] - 1;
         evidence(&c->at[i], &w, &p);
-        if (w > 0 && ns == 0) ns = c->at[i].slow_ns / c->at[i].slow_n;
+        if (w > 0 && ns == 0) ns = c->at[i].ns;
         w0 += w;
         w1 += w * more;
         w2 += w * more * more;
@@ -85,7 +103,7 @@ static struct shared_slope fit_shared(const struct draft_cost *c) {
         p1 += p * more;
     }
     if (ns == 0) return (struct shared_slope){0, 0};
-    double ridge = NOISE * SLOPE_SPAN / ns;
+    double ridge = PASS_NOISE * SLOPE_SPAN / ns;
     w0 += ridge * ridge;
     w2 += ridge * ridge;
     double det = w0 * w2 - w1 * w1; /* > 0: Cauchy and Schwarz, and the ridge */
@@ -102,7 +120,7 @@ static double slope_of(const struct draft_cost *c, const struct shared_slope *sh
     if (prior <= 0) return 0;
     evidence(p, &weight, &pull);
     /* The shared slope may be off by a third. */
-    double trust = NOISE * NOISE / (prior * prior / 9);
+    double trust = PASS_NOISE * PASS_NOISE / (prior * prior / 9);
     double s = (pull + trust * prior) / (weight + trust);
     double most = p->kv > 0 ? 0.95 * p->ns / p->kv : s; /* no negative time at context 0 */
     return s < 0 ? 0 : s > most ? most : s;
@@ -153,11 +171,11 @@ void draft__curve_fit(const struct draft_cost *c, double kv_tokens, struct draft
     struct shared_slope shared = fit_shared(c);
     for (int i = 0; i < DRAFT_COST_ROWS; i++) {
         const struct draft_cost_point *p = &c->at[i];
-        if (p->n <= 0) continue;
+        if (p->ns <= 0) continue;
         double slope = slope_of(c, &shared, i);
         if (n == 0) first_slope = slope;
         v[n] = c->speed * (p->ns + slope * (kv_tokens - p->kv));
-        weight[n] = p->n;
+        weight[n] = 1 / c->cov[i][i];
         known[n++] = i;
     }
     memset(out, 0, sizeof *out);
@@ -198,19 +216,55 @@ static double to_grid(const struct draft_cost *c, int i, int n_rows, double kv, 
     return ns * v.ns[i] / draft__curve_at(&v, n_rows);
 }
 
-/* Off by `ratio` where a time was expected: does the whole machine run at another speed? */
-static void follow_speed(struct draft_cost *c, double ratio) {
-    /* The very measure that levels follow: where a level rests, its passes pull `speed` nowhere. */
-    double off = (ratio > CUT ? CUT : ratio < 1 / CUT ? 1 / CUT : ratio) - 1;
-    c->trend += 0.1 * (off - c->trend);
-    if (fabs(c->trend) <= DEAD_BAND) return;
-    c->speed *= 1 + 0.3 * c->trend;
-    c->trend *= 0.8;
+/* The log of a time of row i lies `off` from the prediction. */
+static void follow(struct draft_cost *c, int i, double off) {
+    double with[SPEED + 1], gain[SPEED + 1]; /* covariance with the prediction */
+    c->cov[SPEED][SPEED] += SPEED_STEP * SPEED_STEP;
+    for (int j = 0; j < SPEED; j++)
+        if (c->at[j].ns > 0) c->cov[j][j] += LEVEL_STEP * LEVEL_STEP;
+    double spread =
+        c->cov[i][i] + 2 * c->cov[i][SPEED] + c->cov[SPEED][SPEED] + PASS_NOISE * PASS_NOISE;
+    if (off > MOST_ABOVE * sqrt(spread)) off = MOST_ABOVE * sqrt(spread);
+    if (off < -FAR_BELOW * sqrt(spread)) {
+        double more = off * off / (FAR_BELOW * FAR_BELOW) - spread;
+        double speed = c->cov[SPEED][SPEED], both = c->cov[i][SPEED];
+        double level = c->cov[i][i] - both * both / speed; /* were speed known */
+        double share = c->at[i].slow_n < YOUNG ? 1 : level / (level + speed);
+        c->cov[i][i] += more * share;
+        c->cov[SPEED][SPEED] += more * (1 - share);
+        spread += more;
+    }
+    for (int j = 0; j <= SPEED; j++) {
+        with[j] = c->cov[j][i] + c->cov[j][SPEED];
+        gain[j] = with[j] / spread;
+    }
+    for (int j = 0; j < SPEED; j++)
+        if (c->at[j].ns > 0) c->at[j].ns *= exp(gain[j] * off);
+    c->speed *= exp(gain[SPEED] * off);
+    for (int j = 0; j <= SPEED; j++)
+        for (int k = 0; k <= SPEED; k++) c->cov[j][k] -= gain[j] * with[k];
 }
 
-static void remember(struct draft_cost_point *p, double kv, double ns, double weight) {
-    p->kv += weight * (kv - p->kv);
-    p->ns += weight * (ns - p->ns);
+/* All levels and speed against each other cannot be seen: speed goes back to 1, slowly, or both
+ * would wander without end. */
+static void settle(struct draft_cost *c) {
+    c->speed = pow(c->speed, SPEED_KEEP);
+    for (int j = 0; j <= SPEED; j++) {
+        c->cov[j][SPEED] *= SPEED_KEEP;
+        c->cov[SPEED][j] *= SPEED_KEEP;
+    }
+}
+
+/* A level that was never seen: what its neighbours say, or else its first time. */
+static void begin(struct draft_cost *c, int i, double kv, double ns) {
+    struct draft__curve v;
+    draft__curve_fit(c, kv, &v);
+    c->at[i].kv = kv;
+    c->at[i].ns = (v.ns[i] > 0 ? v.ns[i] : ns) / c->speed;
+    c->cov[i][i] = NEW_LEVEL * NEW_LEVEL;
+}
+
+static void remember(struct draft_cost_point *p, double kv, double ns) {
     p->slow_n = p->slow_n * SLOPE_KEEP + 1;
     p->slow_kv = p->slow_kv * SLOPE_KEEP + kv;
     p->slow_ns = p->slow_ns * SLOPE_KEEP + ns;
@@ -225,31 +279,22 @@ void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, doub
     struct draft_cost_point *p = &c->at[i];
     ns = to_grid(c, i, n_rows, kv_tokens, ns);
     p->last = ++c->n_observed;
-    if (p->n > 0) {
-        struct shared_slope shared = fit_shared(c);
-        double expect = p->ns + slope_of(c, &shared, i) * (kv_tokens - p->kv);
-        bool is_new = p->n < NEW_POINT;
-        if (!is_new) follow_speed(c, ns / (c->speed * expect));
-        ns /= c->speed;
-        if (!is_new || ns >= COLD * expect) {
-            double most = expect * (is_new ? CUT_NEW : CUT), least = is_new ? 0 : expect / CUT;
-            p->n = p->n * LEVEL_KEEP + 1;
-            double weight = 1 / p->n;
-            if (!is_new && fabs(c->trend) > DEAD_BAND / 2) weight /= 4; /* `speed` takes it */
-            ns = ns > most ? most : ns < least ? least : ns;
-            remember(p, kv_tokens, ns, weight < 1 ? weight : 1);
-            return;
-        }
-        /* The first times were of something else; begin again. */
-        *p = (struct draft_cost_point){.last = p->last};
-    } else {
-        struct draft__curve v;
-        draft__curve_fit(c, kv_tokens, &v);
-        if (v.ns[i] > 0 && ns > CUT_NEW * v.ns[i]) ns = CUT_NEW * v.ns[i];
-        ns /= c->speed;
+    if (p->ns <= 0) begin(c, i, kv_tokens, ns);
+    struct shared_slope shared = fit_shared(c);
+    double slope = slope_of(c, &shared, i), step = KV_SHARE * (kv_tokens - p->kv);
+    if (p->ns + slope * step > p->ns / 2) {
+        p->ns += slope * step;
+        p->kv += step;
     }
-    p->n = 0.5; /* what comes next outweighs it */
-    remember(p, kv_tokens, ns, 1);
+    double ahead = slope * (kv_tokens - p->kv); /* >= -0.95 ns: slope_of sees to it */
+    double was = p->ns, level = was + ahead;
+    settle(c);
+    follow(c, i, log(ns / (c->speed * level)));
+    level *= p->ns / was;
+    level *= c->speed;
+    if (ns > SLOPE_CUT * level) ns = SLOPE_CUT * level;
+    if (ns < level / SLOPE_CUT) ns = level / SLOPE_CUT;
+    remember(p, kv_tokens, ns);
 }
 
 double draft_cost_predict(const struct draft_cost *c, int n_rows, double kv_tokens) {
@@ -262,10 +307,10 @@ bool draft_cost_known(const struct draft_cost *c, int n_rows, double kv_tokens) 
     int i = nearest(n_rows);
     const struct draft_cost_point *p = &c->at[i];
     double near = p->kv / 2 > 512 ? p->kv / 2 : 512;
-    return p->n > 0 && abs(grid[i] - n_rows) <= n_rows / 8 && fabs(kv_tokens - p->kv) <= near;
+    return p->ns > 0 && abs(grid[i] - n_rows) <= n_rows / 8 && fabs(kv_tokens - p->kv) <= near;
 }
 
 uint32_t draft__cost_age(const struct draft_cost *c, int n_rows) {
     const struct draft_cost_point *p = &c->at[nearest(n_rows)];
-    return p->n > 0 ? c->n_observed - p->last : UINT32_MAX;
+    return p->ns > 0 ? c->n_observed - p->last : UINT32_MAX;
 }

@@ -21,21 +21,23 @@ enum {
 
 /* One model's passes: ns(rows, kv) = speed * (level[rows] + slope[rows] * (kv - where it was
  * learned)); kv = positions read, summed over the rows' sequences (each sequence's context once).
- * Levels follow the newest dozens of passes, slopes the newest hundreds, `speed` a change of the
- * whole machine, so that a row count that was not tried lately keeps its proportion. */
+ * A change of the whole machine goes to `speed` within dozens of passes, so that a row count that
+ * was not tried lately keeps its proportion; levels follow hundreds of passes, slopes too. */
 struct draft_cost {
     struct draft_cost_point {
-        double n, kv, ns;                                      /* level: weight, means */
+        double kv, ns; /* level: ns at this context while speed is 1; 0: never seen */
         double slow_n, slow_kv, slow_ns, slow_kv2, slow_kv_ns; /* slope: sums */
         uint32_t last;                                         /* n_observed at its newest pass */
     } at[DRAFT_COST_ROWS];
-    double speed, trend; /* factor on all; running mean of log(seen / predicted) */
+    double speed; /* of the machine: factor on all levels */
+    /* Covariance of the logs of the levels and, last, of speed. */
+    double cov[DRAFT_COST_ROWS + 1][DRAFT_COST_ROWS + 1];
     uint32_t n_observed;
 };
 void draft_cost_init(struct draft_cost *c);
-/* A pass of n_rows generated rows took ns. A pass that was held up counts at most 1.3 x what was
- * predicted (3 x while the point is new); twice as slow for good is believed within about 40
- * passes. Ignores what is no positive finite time. */
+/* A pass of n_rows generated rows took ns. A pass that was held up moves nothing by more than 3 %;
+ * twice as slow for good is believed within about 50 passes, also of the row counts that were not
+ * seen meanwhile. Ignores what is no positive finite time. */
 void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, double ns);
 /* Predicted ns of a pass; 0 while nothing is known. Monotone in rows and kv; rows that were never
  * seen are interpolated or extrapolated from those that were. */
