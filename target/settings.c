@@ -205,8 +205,8 @@ static int check_reselect(const struct target_settings *s, struct err *e) {
                          TARGET_MOST_BLOCKS, TARGET_RESELECT_SURPRISE);
     if (s->reselector != TARGET_UNSET && !reselects(s->reselector))
         return err_raise(e, E_RANGE,
-                         "reselector is \"%s\", allowed is \"scorer\", \"mean\", \"recent\" or "
-                         "\"random\"",
+                         "reselector is \"%s\", allowed is \"scorer\", \"mean\", \"minmax\", "
+                         "\"bound\", \"recent\" or \"random\"",
                          target_selector_name(s->reselector));
     if (s->surprise != TARGET_UNSET && !(s->surprise > 0 && s->surprise <= 100))
         return err_raise(e, E_RANGE, "surprise is %g, allowed is (0, 100]", s->surprise);

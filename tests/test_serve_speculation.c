@@ -42,7 +42,7 @@ static void test_serve_speculation_refusals(void) {
         {"'coupling':1", "coupling must be \"lossless\" or \"gumbel\", not an integer", "coupling"},
         {"'sparse':'observe'",
          "sparse is \"observe\", allowed is \"off\", \"all\", \"observed\", \"scorer\", "
-         "\"mean\", \"recent\" or \"random\"",
+         "\"mean\", \"minmax\", \"bound\", \"recent\" or \"random\"",
          "sparse"},
         {"'sparse':true", "sparse must be a str or false, not a boolean", "sparse"},
         {"'keep':0", "keep is 0, allowed is \"curve\" or (0, 1]", "keep"},
@@ -81,8 +81,8 @@ static void test_serve_speculation_refusals(void) {
         {"'prefill_dense':-1", "prefill_dense is -1, allowed is [0, 1048576]", "prefill_dense"},
         {"'prefill_chunk':63", "prefill_chunk is 63, allowed is [64, 1048576]", "prefill_chunk"},
         {"'reselector':'observed'",
-         "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"recent\" or "
-         "\"random\"",
+         "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"minmax\", "
+         "\"bound\", \"recent\" or \"random\"",
          "reselector"},
         {"'surprise':0", "surprise is 0, allowed is (0, 100]", "surprise"},
         {"'lookup':1", "lookup must be true or false, not an integer", "lookup"},

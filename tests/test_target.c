@@ -317,7 +317,8 @@ static void test_target_settings(void) {
         "keep_threshold is inf, allowed is a number",
         "smooth is 1.5, allowed is [0, 1]",
         "reselect is -3, allowed is off (0), [1, 1048576] tokens or surprise (-2)",
-        "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"recent\" or \"random\"",
+        "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"minmax\", \"bound\", "
+        "\"recent\" or \"random\"",
         "surprise is 0, allowed is (0, 100]",
         "keep's curve of 2 points",
         "keep's curve of 9 points",
