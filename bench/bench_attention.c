@@ -131,7 +131,11 @@ static void pass_make(struct bench *b, struct pass *p, int depth, struct kern_ro
     p->seq_n_rows[0] = p->n_rows;
     for (int r = 0; r < p->n_rows; r++) p->position[r] = depth + r;
     p->n_blocks[0] = (depth + p->n_rows + KERN_BLOCK - 1) / KERN_BLOCK;
-    p->lists = (struct kern_lists){b->page, b->block, p->n_blocks, MAX_DEPTH / KERN_BLOCK, 1, 0};
+    p->lists = (struct kern_lists){.page = b->page,
+                                   .block = b->block,
+                                   .n_blocks = p->n_blocks,
+                                   .capacity = MAX_DEPTH / KERN_BLOCK,
+                                   .seq_stride = 1};
 }
 
 static void attend(struct bench *b, struct kern *k, const struct pass *p, int layer, void *scratch,

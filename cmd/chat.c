@@ -156,6 +156,8 @@ static struct engine_sparsity sparsity_of(const struct client_sparsity *s) {
                                   .n_blocks = (int)s->blocks,
                                   .n_kept = (int)s->kept,
                                   .n_kept_first = (int)s->first_kept,
+                                  .n_lists = (int)s->n_lists,
+                                  .n_union = (int)s->n_union,
                                   .n_wide = (int)s->wide,
                                   .n_cut = (int)s->cut,
                                   .select_ns = (int64_t)(fmin(fmax(s->select_ms, 0), 1e12) * 1e6),
@@ -522,6 +524,9 @@ static void set_sparsity(struct client_settings *s, const struct sparsity_flags 
     if (f->sparse_prefill) client_set_text(s, "prefill", "sparse", 6);
     if (f->s.prefill_dense >= 0) client_set_int(s, "prefill_dense", f->s.prefill_dense);
     if (f->s.prefill_chunk >= 0) client_set_int(s, "prefill_chunk", f->s.prefill_chunk);
+    if (f->lists) client_set_text(s, "lists", f->lists, strlen(f->lists));
+    if (f->s.select2 >= 0) client_set_int(s, "select2", f->s.select2);
+    if (f->s.quarters >= 1) client_set_int(s, "quarters", f->s.quarters);
 }
 
 static void make_settings(struct chat *c, const struct sampling_flags *f,

@@ -41,8 +41,11 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
     if (f->exact && target_exact_parse(&f->s.exact, f->exact, strlen(f->exact), &e))
         return options_error(o, "--exact: '%s' is none of on, off, or a number of tokens to %d",
                              f->exact, TARGET_MOST_EXACT);
+    if (f->lists && target_lists_parse(&f->s.lists, f->lists, strlen(f->lists), &e))
+        return options_error(o, "--lists: '%s' is not one of one, layer, head", f->lists);
     if (f->sparse_prefill) f->s.prefill = TARGET_PREFILL_SPARSE;
-    bool check = f->s.exact > 0 || f->sparse_prefill || f->s.prefill_chunk > 0;
+    bool check = f->s.exact > 0 || f->sparse_prefill || f->s.prefill_chunk > 0 ||
+                 target_has_lists(&f->s) || target_has_quarters(&f->s);
     if (check && target_settings_check(&f->s, &e)) return options_error(o, "%s", e.message);
     return -1;
 }
@@ -80,6 +83,8 @@ void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
         strbuf_printf(out, " kept %d of %s %d blocks", s->n_kept,
                       s->exact.n_passes > 0 ? "the newest" : "the prompt's", s->n_blocks);
     else strbuf_append_str(out, " left nothing out");
+    if (s->n_lists > 1)
+        strbuf_printf(out, " in each of %d lists, %d in one or another", s->n_lists, s->n_union);
     if (s->n_selections > 1)
         strbuf_printf(
             out,

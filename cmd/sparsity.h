@@ -10,7 +10,7 @@
 
 /* As typed; NULL: not. The numbers stand in the settings themselves. */
 struct sparsity_flags {
-    const char *selector, *keep, *threshold, *reselect, *reselector, *exact;
+    const char *selector, *keep, *threshold, *reselect, *reselector, *exact, *lists;
     bool sparse_prefill;
     struct target_settings s; /* what the flags fill */
 };
@@ -52,7 +52,14 @@ struct sparsity_flags {
     {OPTION_INT, "prefill-dense", NULL, 0, &(f)->s.prefill_dense, "N", 0, TARGET_MOST_BLOCKS,      \
      "--sparse-prefill: tokens of the dense start, at least --min-blocks blocks", "2048"},         \
     {OPTION_INT, "prefill-chunk", NULL, 0, &(f)->s.prefill_chunk, "N", TARGET_BLOCK,               \
-     TARGET_MOST_BLOCKS, "tokens that share a list, a multiple of 64", "512"}
+     TARGET_MOST_BLOCKS, "tokens that share a list, a multiple of 64", "512"},                     \
+    {OPTION_STRING, "lists", NULL, 0, &(f)->lists, "NAME", 0, 0,                                   \
+     "of --sparse observed: one list of blocks for all deep layers, a list by layer, by KV head",  \
+     "one"},                                                                                       \
+    {OPTION_INT, "select2", NULL, 0, &(f)->s.select2, "N", 0, TARGET_MOST_BLOCKS,                  \
+     "deep layers from the N-th on have a list of their own; 0: none", "0"},                       \
+    {OPTION_INT, "quarters", NULL, 0, &(f)->s.quarters, "N", 1, TARGET_QUARTERS,                   \
+     "of a block that stays, only its N best quarters of 16 tokens are read", "4: all of it"}
 /* clang-format on */
 
 void sparsity_flags_init(struct sparsity_flags *f);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "engine/engine_private.h"
@@ -12,9 +13,21 @@ static size_t scratch_bytes(const struct engine_sizes *z, const struct kern *k) 
     return k->ops->accept_scratch_bytes(k, z->caps.max_seqs, z->vocab);
 }
 
-/* Lines of masses that a pass may fill: each prompt one, each row of a dense pass one. */
-static size_t mass_lines(const struct engine_sizes *z) {
-    return (size_t)z->caps.max_seqs + (size_t)z->caps.max_logits;
+/* Parts of lines of masses that a pass may fill. Each prompt has a line, each row of a dense pass
+ * one; where lines have a part for each layer and KV head, draft rows of dense passes are fewer
+ * (exact.c). */
+static size_t mass_parts(const struct engine_sizes *z) {
+    size_t seqs = (size_t)z->caps.max_seqs, logits = (size_t)z->caps.max_logits;
+    size_t each = (size_t)z->list_layers * (size_t)z->list_heads;
+    size_t few = logits < TARGET_MOST_EXACT ? logits : TARGET_MOST_EXACT;
+    return max_size(seqs + logits, (seqs + few) * each);
+}
+
+/* The group of deep layers, 0 where there is none. */
+static int deep_group(const struct engine_sizes *z) {
+    for (int i = 0; i < z->n_groups; i++)
+        if (z->group_class[i] == KVPOOL_DEEP) return i;
+    return 0;
 }
 
 /* Bytes of each part, where `s` is not NULL, and every pointer of b. All counts are bounded: rows
@@ -27,6 +40,7 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     model_carve_array(c, &b->round, seqs, sizeof(struct kern_round));
     model_carve_array(c, &b->sample, logits, sizeof(struct kern_sample));
     model_batch_lists(&b->pass, c);
+    model_batch_own(&b->pass, c, deep_group(z), z->list_layers, z->list_heads, z->list_quarters);
     if (s) s->batch_bytes = c->dev_used - start;
     start = c->dev_used;
     b->dev_logits = model_carve_dev(c, logits * vocab * sizeof(float));
@@ -39,10 +53,12 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     b->scratch = model_carve_dev(c, scratch_bytes(z, k));
     if (s) s->sample_bytes = c->dev_used - start;
     start = c->dev_used;
-    size_t n_mass = mass_lines(z) * (size_t)z->caps.max_blocks;
+    size_t n_mass = mass_parts(z) * (size_t)z->caps.max_blocks;
     model_carve_array(c, &b->mass_line, (size_t)z->caps.max_rows, sizeof(int32_t));
     model_carve_array(c, &b->mass, n_mass, sizeof(float));
     b->no_mass = model_carve_host(c, n_mass * sizeof(float));
+    model_carve_array(c, &b->quarter_mass, z->list_quarters ? n_mass * TARGET_QUARTERS : 0,
+                      sizeof(float));
     if (s) s->selection_bytes = c->dev_used - start;
     start = c->dev_used;
     engine__states_layout(&b->states, c, z, k);
@@ -154,14 +170,30 @@ static int fill_rows(struct engine *g, struct engine_request *r) {
     return idx;
 }
 
+/* Lists by deep layer and KV head. */
+static void fill_own(struct engine *g, const struct engine_request *r, int idx,
+                     const int32_t *pages, int n_pages) {
+    struct model_batch *b = &g->batch.pass;
+    if (!model_batch_begin_own(b, idx, engine__sparse_id(r), n_pages)) return;
+    for (int layer = 0; layer < b->own.n_layers; layer++)
+        for (int head = 0; head < b->own.n_heads; head++) {
+            int n = n_pages;
+            const uint8_t *quarters;
+            const int32_t *read = engine__sparse_own(g, r, layer, head, &n, &quarters);
+            model_batch_put_own(b, idx, layer, head, pages, read, quarters, n);
+        }
+}
+
 /* r: NULL where everything is read. */
 static void fill_pages(struct engine *g, const struct engine_request *r, int seq, int idx) {
     for (int i = 0; i < g->sizes.n_groups; i++) {
         enum kvpool_class c = g->sizes.group_class[i];
+        bool own = g->batch.pass.own.used && c == KVPOOL_DEEP;
         int n;
         const int32_t *pages = kvpool_seq_pages(g->pool, seq, c, &n);
-        const int32_t *read = r ? engine__sparse_list(r, c, &n) : NULL;
+        const int32_t *read = r && !own ? engine__sparse_list(r, c, &n) : NULL;
         model_batch_pages(&g->batch.pass, idx, i, pages, read, n);
+        if (own) fill_own(g, r, idx, pages, n);
     }
 }
 
@@ -183,7 +215,8 @@ static void pad(struct engine_batch *b) {
 }
 
 static size_t mass_bytes(const struct engine_batch *b) {
-    return (size_t)b->n_mass * (size_t)b->pass.caps.max_blocks * sizeof(float);
+    size_t parts = (size_t)b->n_mass * (size_t)b->mass_parts;
+    return parts * (size_t)b->pass.caps.max_blocks * sizeof(float);
 }
 
 /* Rows' lines and nothing in them, to the backend. */
@@ -194,10 +227,17 @@ static int put_mass(struct engine *g, struct model_pass *pass, struct err *e) {
     int rc = ops->upload(g->kern, b->mass_line.dev, b->mass_line.host,
                          (size_t)(b->pass.n_gen + b->pass.n_prompt) * sizeof(int32_t), e);
     if (!rc) rc = ops->upload(g->kern, b->mass.dev, b->no_mass, mass_bytes(b), e);
+    for (size_t i = 0; i < TARGET_QUARTERS && b->looks_at_quarters && !rc; i++)
+        rc = ops->upload(g->kern, (uint8_t *)b->quarter_mass.dev + i * mass_bytes(b), b->no_mass,
+                         mass_bytes(b), e);
     for (int i = 0; i < g->sizes.n_groups; i++) {
         if (g->sizes.group_class[i] != KVPOOL_DEEP) continue;
         pass->group[i].taps.mass = b->mass.dev;
         pass->group[i].taps.mass_line = b->mass_line.dev;
+        if (b->looks_at_quarters) pass->group[i].taps.quarter_mass = b->quarter_mass.dev;
+        if (b->mass_parts == 1) continue;
+        pass->group[i].taps.mass_head_stride = g->sizes.list_heads > 1;
+        pass->group[i].mass_stride = (size_t)g->sizes.list_heads * (size_t)b->pass.caps.max_blocks;
     }
     return rc;
 }
@@ -224,11 +264,16 @@ static int put(struct engine *g, struct model_pass *pass, struct err *e) {
 static void begin(struct engine_batch *b) {
     model_batch_begin(&b->pass);
     b->n_rounds = b->n_mass = 0;
+    b->mass_parts = 1;
+    b->looks_at_quarters = false;
     b->has_penalties = false;
 }
 
 int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e) {
     begin(&g->batch);
+    if (engine__sparse_reads_own(g)) model_batch_use_own(&g->batch.pass);
+    if (engine__sparse_looks_own(g, &g->batch.looks_at_quarters))
+        g->batch.mass_parts = g->sizes.list_layers * g->sizes.list_heads;
     for (int i = 0; i < g->n_turn; i++)
         fill_pages(g, g->turn[i], g->turn[i]->seq, fill_rows(g, g->turn[i]));
     return put(g, pass, e);
@@ -281,7 +326,9 @@ int engine__batch_run(struct engine *g, const struct model_pass *pass, struct er
     bool replayed = false;
     if (pass->batch.rows.n_prompt > 0) return compute(g, pass, e);
     model_batch_key(&b->pass, pass,
-                    (uint64_t)b->n_rounds << 2 | (b->n_mass > 0) << 1 | b->has_penalties, key);
+                    (uint64_t)b->n_rounds << 3 | b->pass.own.used << 2 | (b->n_mass > 0) << 1 |
+                        b->has_penalties,
+                    key);
     int rc = ops->record_begin(g->kern, key, &replayed, e);
     if (rc || replayed) return rc;
     rc = compute(g, pass, e);
@@ -295,7 +342,10 @@ int engine__batch_fetch(struct engine *g, struct err *e) {
         g->kern, b->kv_bytes.host, b->kv_bytes.dev,
         model_array_span(&b->kv_bytes, &b->sampled, n, sizeof(struct kern_sampled)), e);
     if (rc || b->n_mass == 0) return rc;
-    return g->kern->ops->fetch(g->kern, b->mass.host, b->mass.dev, mass_bytes(b), e);
+    rc = g->kern->ops->fetch(g->kern, b->mass.host, b->mass.dev, mass_bytes(b), e);
+    if (rc || !b->looks_at_quarters) return rc;
+    return g->kern->ops->fetch(g->kern, b->quarter_mass.host, b->quarter_mass.dev,
+                               TARGET_QUARTERS * mass_bytes(b), e);
 }
 
 void engine__batch_kv_bytes(struct engine *g, uint64_t out[ENGINE_MAX_GROUPS]) {

@@ -191,6 +191,8 @@ struct engine_sparsity {
                              selection, reserve and pinned included; equal, or 0 selections: all is
                              read */
     int n_kept_first;     /* at the first one */
+    int n_lists, n_union; /* lists that it made, of which n_kept is the longest's, and blocks that
+                             one of them holds */
     int n_cut; /* tokens that verification allowed behind an epoch's end, drawn anew after it */
     int64_t select_ns; /* time spent in selections; shared ones by requests */
     /* K and V of the positions that its answer's passes had in their lists, once a pass; dense:
@@ -322,7 +324,8 @@ void engine_trace_kv(struct engine *g,
                      void *arg);
 
 /* `sink` sees each selection as it is made, on the step thread, those of prompts' chunks too:
- * ascending blocks kept of n_blocks. Call before the first request. */
+ * ascending blocks kept of n_blocks; of several lists one after another, in target_list_of's order.
+ * Call before the first request. */
 void engine_trace_selection(struct engine *g,
                             void (*sink)(void *arg, const struct engine_request *r,
                                          const struct engine_kv_view *v, const int32_t *kept,

@@ -40,8 +40,12 @@ struct engine_sizes {
     size_t weight_bytes, workspace_bytes;
     /* Parts of the step's buffers. */
     size_t batch_bytes, logits_bytes, history_bytes, sample_bytes, selection_bytes, states_bytes;
-    int state_cols;   /* the model's width where states of blocks are kept; 0: nobody asks */
-    bool state_first; /* and each block's first state, too */
+    /* Lists that a request may ask for beside one for all deep layers: by layer, by KV head where
+     * list_heads > 1; list_layers 0: none. */
+    int list_layers, list_heads;
+    bool list_quarters; /* and quarters of blocks */
+    int state_cols;     /* the model's width where states of blocks are kept; 0: nobody asks */
+    bool state_first;   /* and each block's first state, too */
     bool state_minmax, state_spread; /* and what `minmax` and `bound` go by */
     bool has_scorer;
     struct target_scorer_defaults scorer;
@@ -90,9 +94,13 @@ struct engine_request {
     uint8_t *drafted;                 /* [max_tokens] */
     void *lookup_memory;              /* NULL: lookup is off for it */
     struct target_settings sparse;    /* nothing unset */
-    float *score;  /* [blocks of the prompt; exact: all]: attention mass of those seen so far, then
-                      scratch of the selection. NULL: nothing is selected */
-    int32_t *read; /* [blocks of n_prompt + max_tokens]: what deep layers read, once n_kept > 0 */
+    float *score; /* [most lists][blocks of the prompt; exact: all]: attention mass of those seen so
+                     far, then scratch of the selection. NULL: nothing is selected */
+    int32_t *read; /* [most lists][blocks of n_prompt + max_tokens]: what deep layers read, once
+                      n_kept > 0 */
+    int *kept;     /* [most lists]: leading entries of each that were selected */
+    float *quarter_mass;  /* as score, [4] of each block's quarters; NULL: whole blocks are read */
+    uint8_t *quarters;    /* as read: which are read of each block */
     uint64_t sparse_law;  /* of its answer's pages; 0: dense */
     uint64_t prefill_law; /* of its prompt's pages; 0: dense */
     int64_t submitted_ns;
@@ -139,9 +147,13 @@ struct engine_request {
     int first_row; /* this step: of its rows, and its index among the pass's sequences */
     int pass_idx;
     int mass_line; /* this step: line of the batch's masses that its rows filled, -1: none */
-    int n_kept;    /* entries of `read` that the epoch kept of the first n_ranked blocks; 0: no
+    int n_kept;    /* entries that the epoch's longest list kept of the first n_ranked blocks; 0: no
                       list, all is read */
     int n_ranked;
+    int n_lists;      /* of the epoch: 1, or what target_n_lists says */
+    uint64_t list_id; /* of the epoch's lists, nobody else's */
+    bool has_quarters;
+    uint64_t n_left; /* positions that they leave out, summed over deep layers and KV heads */
     uint64_t
         border_key[2]; /* of the tokens before the newest border of its prompt that was keyed */
     int n_keyed;       /* that border */
@@ -214,9 +226,12 @@ struct engine_batch {
     void *host_block, *dev_block_base; /* what everything above is carved from */
     /* What deep layers' attention saw of the rows that are looked at, in a pass that has any. */
     struct model_array mass_line; /* i32 [max_rows] */
-    struct model_array mass;      /* f32 [max_seqs + max_logits][max_blocks] */
+    struct model_array mass;      /* f32 [lines][mass_parts][max_blocks] */
     const float *no_mass;         /* host: as many zeroes */
     int n_mass;                   /* lines of this pass */
+    int mass_parts; /* 1: the most over deep layers and heads; else [layer][KV head] */
+    struct model_array quarter_mass; /* the same, [4] of each block; empty where nobody may ask */
+    bool looks_at_quarters;          /* in this pass */
     struct engine_states states;
     uint64_t kv_bytes_seen[ENGINE_MAX_GROUPS]; /* of kv_bytes, at the last look */
     int n_rounds;
@@ -293,8 +308,17 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
  * settings. 0: nobody's. */
 uint64_t engine__sparse_owner(const struct engine_request *r);
 
+/* Deep layers and their KV heads. */
+struct target_deep engine__deep(const struct engine *g);
+/* Of the turn's requests: does one read, in this pass, or look by layer or head? */
+bool engine__sparse_reads_own(const struct engine *g);
+bool engine__sparse_looks_own(const struct engine *g, bool *at_quarters);
+
 /* Give lines to those of its rows in the pass that are looked at: first_row... */
 void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row);
+
+/* What the rows of the pass's `line` saw of n blocks in deep layers: raises `out`. */
+void engine__sparse_raise(const struct engine *g, int line, int n, float *out);
 
 /* After the sync: take in what was seen. Before its first answer token is committed: select, or
  * ask for it. */
@@ -315,6 +339,14 @@ int engine__sparse_renew(struct engine *g, struct err *e);
  * theirs; NULL: all. */
 const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,
                                    int *n_read);
+/* The same of one KV head of the layer-th deep layer; *quarters: of each block, NULL: all. The id
+ * of all that a request reads there; 0: everything. */
+const int32_t *engine__sparse_own(const struct engine *g, const struct engine_request *r, int layer,
+                                  int head, int *n_read, const uint8_t **quarters);
+uint64_t engine__sparse_id(const struct engine_request *r);
+/* Its lists are other ones from now on, of which the first n_lists are used, without `quarters` or
+ * with those of the selected blocks. */
+void engine__sparse_changed(struct engine *g, struct engine_request *r, int n_lists, bool quarters);
 
 /* Positions that the target reads for n_tokens of `r`, a mean over its layers. */
 double engine__sparse_kv(const struct engine *g, const struct engine_request *r, int n_tokens);
@@ -493,6 +525,7 @@ struct engine {
     int64_t draft_ns, kernel_ns; /* of this step: in draft passes; in the backend's operations */
     int64_t draft_pass_rows;     /* rows of this step's draft passes */
     int64_t select_ns;           /* of this step: waiting for scores and selecting */
+    uint64_t n_list_ids;
     struct engine_stats live;
     void (*trace)(void *arg, const struct engine_request *r, int position, const float *logits,
                   int n);

@@ -45,7 +45,9 @@ bool engine__exact_init(const struct engine *g, struct engine_request *r, bool s
 static int spare_rows(const struct engine *g, int n_seqs) {
     const struct model_caps *caps = &g->batch.pass.caps;
     int most = caps->max_logits < caps->max_rows ? caps->max_logits : caps->max_rows;
-    return most - n_seqs;
+    int n = most - n_seqs;
+    /* Lines of masses by layer and head are long: see mass_lines in batch.c. */
+    return g->sizes.list_layers > 0 && n > TARGET_MOST_EXACT ? TARGET_MOST_EXACT : n;
 }
 
 /* Most tokens of a run: the dense pass adds one itself, and finds room beside all that may run. */
@@ -129,11 +131,11 @@ int engine__exact_lookup(struct engine_request *r, int most, int *n_match) {
 /* Masses of the first n rows, which are committed. A row's line holds nothing behind its own block.
  */
 static void keep_masses(const struct engine *g, struct engine_request *r, int n) {
-    size_t blocks = (size_t)g->batch.pass.caps.max_blocks;
-    const float *line = (const float *)g->batch.mass.host + (size_t)r->mass_line * blocks;
-    for (int i = 0; r->mass_line >= 0 && i < n; i++)
-        memcpy(seen_line(r, r->n_seen++ % TARGET_ROWS), line + (size_t)i * blocks,
-               (size_t)line_blocks(r) * sizeof *line);
+    for (int i = 0; r->mass_line >= 0 && i < n; i++) {
+        float *line = seen_line(r, r->n_seen++ % TARGET_ROWS);
+        memset(line, 0, (size_t)line_blocks(r) * sizeof *line);
+        engine__sparse_raise(g, r->mass_line + i, line_blocks(r), line);
+    }
     r->mass_line = -1;
 }
 

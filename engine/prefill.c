@@ -154,9 +154,9 @@ int engine__prefill_left(const struct engine_request *r) {
 /* ---- Selecting ---- */
 
 static void read_list(struct engine *g, struct engine_request *r, bool made) {
-    int n_all = target_n_blocks(r->n_prompt + r->max_tokens);
     struct engine_prefill *c = &r->sparsity.prefill;
-    for (int i = r->n_ranked; i < n_all; i++) r->read[r->n_kept + i - r->n_ranked] = i;
+    r->kept[0] = r->n_kept;
+    engine__sparse_changed(g, r, 1, false);
     c->n_blocks = (uint64_t)r->n_ranked;
     c->n_kept = (uint64_t)r->n_kept;
     if (!made) return;

@@ -96,6 +96,9 @@ void engine__request_unref(struct engine_request *r) {
     free(r->lookup_memory);
     free(r->score);
     free(r->read);
+    free(r->kept);
+    free(r->quarter_mass);
+    free(r->quarters);
     free(r->seen);
     free(r);
 }

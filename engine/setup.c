@@ -102,6 +102,30 @@ static void split_layers(struct engine_sizes *s, const struct model_config *c) {
         s->pool.shape[KVPOOL_SHALLOW].state_bytes = (int)kern_plane_bytes(&plane);
 }
 
+/* Is room for lists by deep layer and KV head to be kept? */
+static int choose_lists(struct engine_sizes *s, const struct model_config *c, const struct kern *k,
+                        struct err *e) {
+    struct kern_device_info info;
+    const struct target_settings *o = &s->o.sparse;
+    struct target_deep deep = {.first = s->o.select_layer,
+                               .n_layers = c->n_layers - s->o.select_layer,
+                               .n_heads = c->n_kv_heads};
+    bool by_head = o->lists == TARGET_LISTS_HEAD;
+    if (deep.n_layers == 0 || !(target_has_lists(o) || target_has_quarters(o))) return 0;
+    k->ops->info(k, &info);
+    s->list_quarters = target_has_quarters(o);
+    if (s->list_quarters && !info.quarters)
+        return err_raise(e, E_UNSUPPORTED, "quarters %d: device %s reads whole blocks alone",
+                         o->quarters, s->o.device);
+    s->list_layers = deep.n_layers;
+    s->list_heads = by_head ? deep.n_heads : 1;
+    if (by_head && s->o.max_seqs * deep.n_heads > KERN_MAX_LISTS)
+        return err_raise(e, E_RANGE,
+                         "lists \"head\": %d sequences of %d KV heads, allowed are %d sequences",
+                         s->o.max_seqs, deep.n_heads, KERN_MAX_LISTS / deep.n_heads);
+    return target_lists_check(o, &deep, e);
+}
+
 /* Are states of blocks to be kept? Only where somebody may ask for them. */
 static int choose_states(struct engine_sizes *s, const struct model_config *c, struct err *e) {
     struct target_settings none, all;
@@ -238,6 +262,7 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     s->pool.max_blocks = (s->o.context + KVPOOL_BLOCK - 1) / KVPOOL_BLOCK;
     if (scorer) engine__states_scorer(s, scorer);
     rc = choose_states(s, c, e);
+    if (!rc) rc = choose_lists(s, c, k, e);
     if (rc) return rc;
     split_layers(s, c);
     s->caps = (struct model_caps){

@@ -5,6 +5,7 @@
  * at another place of its pass: masses come back with every such step and their maximum is kept on
  * the host, so that neither chunks nor the pass's order matter. */
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "base/allocguard.h"
@@ -20,6 +21,12 @@ static int n_deep(const struct engine *g) {
     return n;
 }
 
+struct target_deep engine__deep(const struct engine *g) {
+    return (struct target_deep){.first = g->sizes.o.select_layer,
+                                .n_layers = n_deep(g),
+                                .n_heads = model_get_config(g->model)->n_kv_heads};
+}
+
 static struct target_settings resolve(const struct engine *g, const struct target_settings *asked) {
     struct target_settings none;
     target_settings_unset(&none);
@@ -31,10 +38,36 @@ struct target_settings engine_sparse_defaults(const struct engine *g) {
     return resolve(g, NULL);
 }
 
+/* Lists by layer and head lie in memory that was reserved at the start. */
+static int check_lists(const struct engine *g, const struct target_settings *s, struct err *e) {
+    const struct engine_sizes *z = &g->sizes;
+    struct target_deep deep = engine__deep(g);
+    bool by_head = s->lists == TARGET_LISTS_HEAD && deep.n_heads > 1;
+    if (!target_has_lists(s) && !target_has_quarters(s)) return 0;
+    int rc = target_lists_check(s, &deep, e);
+    if (rc) return rc;
+    if (target_has_quarters(s) && !z->list_quarters)
+        return err_raise(e, E_UNSUPPORTED,
+                         "quarters %d: no room is kept for quarters of blocks; a server started "
+                         "with --quarters 1 keeps it",
+                         s->quarters);
+    if (z->list_layers == 0 || (by_head && z->list_heads == 1))
+        return err_raise(e, E_UNSUPPORTED,
+                         "%s: no room is kept for so many lists; a server started with --lists %s "
+                         "keeps it",
+                         s->select2 > 0 ? "select2"
+                         : by_head      ? "lists \"head\""
+                                        : "lists \"layer\"",
+                         by_head ? "head" : "layer");
+    return 0;
+}
+
 int engine__sparse_check(const struct engine *g, const struct target_settings *asked,
                          struct err *e) {
     struct target_settings s = resolve(g, asked);
-    if (n_deep(g) == 0 || !target_needs_states(&s)) return 0;
+    if (n_deep(g) == 0) return 0;
+    int rc = check_lists(g, &s, e);
+    if (rc || !target_needs_states(&s)) return rc;
     if (target_asks(&s, TARGET_SCORER) && !g->sizes.has_scorer)
         return err_raise(e, E_UNSUPPORTED,
                          "sparse \"%s\", reselector \"%s\": no scorer was loaded (--scorer)",
@@ -70,10 +103,18 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
     if (!(lists || chunks) || n_deep(g) == 0) return true;
     size_t n_prompt = (size_t)target_n_blocks(r->n_prompt);
     size_t n_all = (size_t)target_n_blocks(r->n_prompt + r->max_tokens);
-    r->read = malloc(n_all * sizeof *r->read);
-    if (!lists) return r->read != NULL;
-    r->score = calloc(r->sparse.exact > 0 ? n_all : n_prompt, sizeof *r->score);
-    return r->score && r->read;
+    struct target_deep deep = engine__deep(g);
+    size_t n = lists ? (size_t)target_n_lists(&r->sparse, &deep) : 1;
+    r->read = malloc(n * n_all * sizeof *r->read);
+    r->kept = calloc(n, sizeof *r->kept);
+    if (!lists) return r->read && r->kept;
+    if (target_has_quarters(&r->sparse)) {
+        r->quarter_mass = calloc(n * n_prompt, TARGET_QUARTERS * sizeof *r->quarter_mass);
+        r->quarters = malloc(n * n_all);
+        if (!r->quarter_mass || !r->quarters) return false;
+    }
+    r->score = calloc(r->sparse.exact > 0 ? n_all : n * n_prompt, sizeof *r->score);
+    return r->score && r->read && r->kept;
 }
 
 uint64_t engine__sparse_owner(const struct engine_request *r) {
@@ -85,6 +126,24 @@ uint64_t engine__sparse_owner(const struct engine_request *r) {
 
 /* ---- Looking ---- */
 
+/* Is `r` one whose prompt's end is looked at, and in this pass? */
+static bool observes(const struct engine_request *r) {
+    return !engine__decodes(r) && r->score && r->n_kv + r->n_rows > r->n_prompt - TARGET_ROWS &&
+           target_observes(&r->sparse, r->n_prompt);
+}
+
+bool engine__sparse_looks_own(const struct engine *g, bool *at_quarters) {
+    bool own = false;
+    *at_quarters = false;
+    for (int i = 0; i < g->n_turn; i++) {
+        const struct engine_request *r = g->turn[i];
+        if (!observes(r)) continue;
+        own |= target_has_lists(&r->sparse) || r->quarters;
+        *at_quarters |= r->quarters != NULL;
+    }
+    return own;
+}
+
 /* The pass's next n lines. */
 static int take_lines(struct engine_batch *b, int n) {
     int32_t *line = b->mass_line.host;
@@ -95,27 +154,51 @@ static int take_lines(struct engine_batch *b, int n) {
 
 void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_row) {
     int32_t *line = g->batch.mass_line.host;
-    int from = r->n_prompt - TARGET_ROWS, end = r->n_kv + r->n_rows;
+    int from = r->n_prompt - TARGET_ROWS, parts = g->batch.mass_parts;
     r->mass_line = -1;
     if (r->is_dense && r->sparse.selector == TARGET_OBSERVED) {
         r->mass_line = take_lines(&g->batch, r->n_rows);
-        for (int i = 0; i < r->n_rows; i++) line[first_row + i] = r->mass_line + i;
+        for (int i = 0; i < r->n_rows; i++) line[first_row + i] = (r->mass_line + i) * parts;
         return;
     }
-    if (engine__decodes(r) || !r->score || end <= from || !target_observes(&r->sparse, r->n_prompt))
-        return;
+    if (!observes(r)) return;
     r->mass_line = take_lines(&g->batch, 1);
     for (int i = 0; i < r->n_rows; i++)
-        if (r->n_kv + i >= from) line[first_row + i] = r->mass_line;
+        if (r->n_kv + i >= from) line[first_row + i] = r->mass_line * parts;
+}
+
+/* Masses of one part of a line raise `out`: `each` numbers of each of n blocks. */
+static void raise_part(const struct engine *g, const struct model_array *a, int each, int line,
+                       int part, int n, float *out) {
+    const struct engine_batch *b = &g->batch;
+    size_t at = (size_t)line * (size_t)b->mass_parts + (size_t)part;
+    const float *mass =
+        (const float *)a->host + at * (size_t)b->pass.caps.max_blocks * (size_t)each;
+    for (int i = 0; i < n * each; i++)
+        if (mass[i] > out[i]) out[i] = mass[i];
+}
+
+void engine__sparse_raise(const struct engine *g, int line, int n, float *out) {
+    for (int part = 0; part < g->batch.mass_parts; part++)
+        raise_part(g, &g->batch.mass, 1, line, part, n, out);
 }
 
 void engine__sparse_see(struct engine *g, struct engine_request *r) {
     if (r->mass_line < 0 || r->is_dense) return; /* a dense pass: once its rows are decided */
-    const float *line = (const float *)g->batch.mass.host +
-                        (size_t)r->mass_line * (size_t)g->batch.pass.caps.max_blocks;
-    int n = target_n_blocks(r->n_prompt);
-    for (int i = 0; i < n; i++)
-        if (line[i] > r->score[i]) r->score[i] = line[i];
+    const struct engine_batch *b = &g->batch;
+    int n = target_n_blocks(r->n_prompt), heads = g->sizes.list_heads;
+    struct target_deep deep = engine__deep(g);
+    bool many = target_has_lists(&r->sparse);
+    ASSERT(!many || b->mass_parts == g->sizes.list_layers * heads);
+    ASSERT(!r->quarters || b->looks_at_quarters);
+    for (int i = 0; i < b->mass_parts; i++) {
+        int list = many ? target_list_of(&r->sparse, &deep, i / heads, i % heads) : 0;
+        size_t at = (size_t)list * (size_t)n;
+        raise_part(g, &b->mass, 1, r->mass_line, i, n, r->score + at);
+        if (!r->quarters) continue;
+        raise_part(g, &b->quarter_mass, TARGET_QUARTERS, r->mass_line, i, n,
+                   r->quarter_mass + TARGET_QUARTERS * at);
+    }
     r->mass_line = -1;
 }
 
@@ -127,12 +210,65 @@ static void count_time(struct engine *g, struct engine_request *r, int64_t ns) {
     g->live.select_seconds += (double)ns / 1e9;
 }
 
+/* The i-th list. */
+static int32_t *list_of(const struct engine_request *r, int i) {
+    return r->read + (size_t)i * (size_t)target_n_blocks(r->n_prompt + r->max_tokens);
+}
+
 static void trace(struct engine *g, const struct engine_request *r) {
     if (!g->trace_selection) return;
     struct engine_kv_view kv = engine__kv_view(g, r);
     allocguard_leave(); /* the sink is a test's */
-    g->trace_selection(g->trace_selection_arg, r, &kv, r->read, r->n_kept, r->n_ranked);
+    for (int i = 0; i < r->n_lists; i++)
+        g->trace_selection(g->trace_selection_arg, r, &kv, list_of(r, i), r->kept[i], r->n_ranked);
     allocguard_enter();
+}
+
+/* Blocks that one of the lists holds; scratch: as many numbers. */
+static int count_union(const struct engine_request *r, float *scratch) {
+    int n = 0;
+    if (r->n_lists == 1) return r->n_kept;
+    for (int b = 0; b < r->n_ranked; b++) scratch[b] = 0;
+    for (int i = 0; i < r->n_lists; i++)
+        for (int k = 0; k < r->kept[i]; k++) scratch[list_of(r, i)[k]] = 1;
+    for (int b = 0; b < r->n_ranked; b++) n += scratch[b] > 0;
+    return n;
+}
+
+/* Quarters of the i-th list. */
+static uint8_t *quarters_of(const struct engine_request *r, int i) {
+    return r->quarters + (list_of(r, i) - r->read);
+}
+
+/* Positions that the i-th list leaves out. */
+static int n_left_of(const struct engine_request *r, int i) {
+    int n = (r->n_ranked - r->kept[i]) * KVPOOL_BLOCK;
+    for (int k = 0; k < r->kept[i] && r->has_quarters; k++)
+        n += KERN_QUARTER * (TARGET_QUARTERS - __builtin_popcount(quarters_of(r, i)[k]));
+    return n;
+}
+
+void engine__sparse_changed(struct engine *g, struct engine_request *r, int n_lists,
+                            bool quarters) {
+    struct target_deep deep = engine__deep(g);
+    int n_all = target_n_blocks(r->n_prompt + r->max_tokens);
+    r->has_quarters = quarters;
+    r->n_lists = n_lists;
+    r->list_id = ++g->n_list_ids;
+    r->n_kept = 0;
+    r->n_left = 0;
+    for (int i = 0; i < n_lists; i++) {
+        /* Every block from here on is read. */
+        int32_t *behind = list_of(r, i) + r->kept[i];
+        for (int b = r->n_ranked; b < n_all; b++) behind[b - r->n_ranked] = b;
+        if (quarters) memset(quarters_of(r, i) + r->kept[i], 15, (size_t)(n_all - r->n_ranked));
+        if (r->kept[i] > r->n_kept) r->n_kept = r->kept[i];
+    }
+    for (int layer = 0; layer < deep.n_layers; layer++)
+        for (int head = 0; head < deep.n_heads; head++) {
+            int i = n_lists == 1 ? 0 : target_list_of(&r->sparse, &deep, layer, head);
+            r->n_left += (uint64_t)n_left_of(r, i);
+        }
 }
 
 /* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now; after a dense
@@ -143,17 +279,28 @@ static void select_blocks(struct engine *g, struct engine_request *r, const floa
     struct target_view view = {.n_tokens = again ? r->n_kv : r->n_prompt,
                                .seed = r->seed,
                                .epoch = again ? r->n_kv : c->n_selections,
-                               .mass = r->score,
                                .score = score,
                                .wide = r->wants_wide};
     int64_t start = clock_ns();
-    int n = target_n_blocks(view.n_tokens), n_all = target_n_blocks(r->n_prompt + r->max_tokens);
+    int n = target_n_blocks(view.n_tokens);
+    struct target_deep deep = engine__deep(g);
+    bool first = !again && c->n_selections == 0;
+    /* One who saw nothing of layers, heads and quarters makes one list of blocks for all. */
+    bool saw = first && r->sparse.selector == TARGET_OBSERVED;
+    int n_lists = saw ? target_n_lists(&r->sparse, &deep) : 1;
     if (again && r->sparse.selector == TARGET_OBSERVED) engine__exact_masses(r, n);
     else if (r->seen && r->sparse.selector == TARGET_OBSERVED) engine__exact_keep_prompt(r);
-    r->n_kept = target_select(&r->sparse, &view, r->score, r->read);
-    /* Every block from here on is read. */
-    for (int i = n; i < n_all; i++) r->read[r->n_kept + i - n] = i;
+    for (int i = 0; i < n_lists; i++) {
+        float *own = r->score + (size_t)i * (size_t)n;
+        view.mass = own;
+        r->kept[i] = target_select(&r->sparse, &view, own, list_of(r, i));
+        if (saw && r->quarters)
+            target_select_quarters(&r->sparse, view.n_tokens,
+                                   r->quarter_mass + TARGET_QUARTERS * (size_t)i * (size_t)n,
+                                   list_of(r, i), r->kept[i], quarters_of(r, i));
+    }
     r->n_ranked = n;
+    engine__sparse_changed(g, r, n_lists, saw && r->quarters);
     r->epoch = (struct target_epoch){.wide = r->wants_wide};
     g->live.n_sparse_requests += r->n_kept < n && c->n_selections == 0;
     g->live.n_selections++;
@@ -165,6 +312,8 @@ static void select_blocks(struct engine *g, struct engine_request *r, const floa
     c->n_wide += r->wants_wide;
     c->n_blocks = n;
     c->n_kept = r->n_kept;
+    c->n_lists = r->n_lists;
+    c->n_union = count_union(r, r->score);
     r->wants_selection = r->wants_wide = false;
     count_time(g, r, clock_ns() - start);
 }
@@ -241,39 +390,60 @@ int engine__sparse_renew(struct engine *g, struct err *e) {
 const int32_t *engine__sparse_list(const struct engine_request *r, enum kvpool_class c,
                                    int *n_read) {
     if (c != KVPOOL_DEEP || r->n_kept == 0 || r->is_dense) return NULL;
-    ASSERT(*n_read >= r->n_ranked);
+    ASSERT(*n_read >= r->n_ranked && r->n_lists == 1 && !r->has_quarters);
     *n_read -= r->n_ranked - r->n_kept;
     return r->read;
 }
 
-/* ---- Numbers ---- */
-
-static int n_left_out(const struct engine_request *r) {
-    return r->n_kept && !r->is_dense ? r->n_ranked - r->n_kept : 0;
+uint64_t engine__sparse_id(const struct engine_request *r) {
+    return r->n_kept == 0 || r->is_dense ? 0 : r->list_id;
 }
 
-/* Of n_tokens positions, those that deep layers read: whole blocks go, never the last one. */
-static int deep_tokens(const struct engine_request *r, int n_tokens) {
-    return n_tokens - n_left_out(r) * KVPOOL_BLOCK;
+bool engine__sparse_reads_own(const struct engine *g) {
+    for (int i = 0; i < g->n_turn; i++)
+        if (engine__sparse_id(g->turn[i]) != 0 &&
+            (g->turn[i]->n_lists > 1 || g->turn[i]->has_quarters))
+            return true;
+    return false;
+}
+
+const int32_t *engine__sparse_own(const struct engine *g, const struct engine_request *r, int layer,
+                                  int head, int *n_read, const uint8_t **quarters) {
+    struct target_deep deep = engine__deep(g);
+    *quarters = NULL;
+    if (engine__sparse_id(r) == 0) return NULL;
+    int i = r->n_lists == 1 ? 0 : target_list_of(&r->sparse, &deep, layer, head);
+    ASSERT(*n_read >= r->n_ranked);
+    *n_read -= r->n_ranked - r->kept[i];
+    if (r->has_quarters) *quarters = quarters_of(r, i);
+    return list_of(r, i);
+}
+
+/* ---- Numbers ---- */
+
+/* Positions that deep layers leave out, summed over layers and KV heads: of whole blocks, never of
+ * the last one. */
+static uint64_t n_left_out(const struct engine_request *r) {
+    return engine__sparse_id(r) ? r->n_left : 0;
 }
 
 double engine__sparse_kv(const struct engine *g, const struct engine_request *r, int n_tokens) {
-    int all = model_get_config(g->model)->n_layers, deep = n_deep(g);
-    return ((double)(all - deep) * n_tokens + (double)deep * deep_tokens(r, n_tokens)) / all;
+    const struct model_config *c = model_get_config(g->model);
+    return n_tokens - (double)n_left_out(r) / (c->n_layers * c->n_kv_heads);
 }
 
 void engine__sparse_count(struct engine *g, struct engine_request *r) {
     const struct model_config *c = model_get_config(g->model);
     uint64_t n = (uint64_t)(r->n_kv + r->n_rows);
-    uint64_t layer = 2 * (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim *
-                     kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t head = 2 * (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t layer = (uint64_t)c->n_kv_heads * head;
     uint64_t deep = (uint64_t)n_deep(g), all = (uint64_t)c->n_layers;
     if (!engine__decodes(r)) {
         engine__prefill_count(g, r, layer, (int)deep, (int)all);
         return;
     }
     r->sparsity.kv_shallow_bytes += (all - deep) * layer * n;
-    r->sparsity.kv_deep_bytes += deep * layer * (uint64_t)deep_tokens(r, (int)n);
+    r->sparsity.kv_deep_bytes += deep * layer * n - head * n_left_out(r);
     r->sparsity.kv_dense_bytes += all * layer * n;
 }
 
@@ -281,10 +451,10 @@ void engine__sparse_listed(const struct engine *g, const struct engine_request *
                            struct engine_answer_kv *out) {
     const struct model_config *c = model_get_config(g->model);
     int n = r->n_kv + r->n_rows, n_blocks = target_n_blocks(n);
-    uint64_t half =
-        (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
-    uint64_t deep = (uint64_t)n_deep(g), shallow = (uint64_t)c->n_layers - deep;
-    out->listed_shallow_bytes += shallow * half * (uint64_t)(n_blocks * KVPOOL_BLOCK + n);
-    out->listed_deep_bytes +=
-        deep * half * (uint64_t)((n_blocks - n_left_out(r)) * KVPOOL_BLOCK + deep_tokens(r, n));
+    uint64_t half = (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t heads = (uint64_t)c->n_kv_heads, deep = (uint64_t)n_deep(g);
+    uint64_t both =
+        (uint64_t)(n_blocks * KVPOOL_BLOCK + n); /* K's page whole, V as far as it goes */
+    out->listed_shallow_bytes += ((uint64_t)c->n_layers - deep) * heads * half * both;
+    out->listed_deep_bytes += half * (deep * heads * both - 2 * n_left_out(r));
 }

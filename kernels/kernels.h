@@ -57,12 +57,14 @@ size_t kern_dtype_bytes(enum kern_dtype t, size_t n);
 void kern_dequantize(enum kern_dtype t, const void *src, float *dst, size_t n);
 
 enum {
-    KERN_BLOCK = 64, /* tokens of a KV block (page) */
-    KERN_LEAF = 512, /* tokens of a leaf of attention's tree: 8 list entries */
+    KERN_BLOCK = 64,   /* tokens of a KV block (page) */
+    KERN_QUARTER = 16, /* tokens of a quarter of a block */
+    KERN_LEAF = 512,   /* tokens of a leaf of attention's tree: 8 list entries */
     KERN_MAX_HEAD_DIM = 256,
-    KERN_MAX_ROWS = 4096, /* rows of one pass */
-    KERN_ACT_ALIGN = 64,  /* alignment of every buffer */
-    KERN_MAX_GROUP = 64,  /* query heads per KV head */
+    KERN_MAX_ROWS = 4096,  /* rows of one pass */
+    KERN_ACT_ALIGN = 64,   /* alignment of every buffer */
+    KERN_MAX_GROUP = 64,   /* query heads per KV head */
+    KERN_MAX_LISTS = 1024, /* lists of one call of attention, where KV heads have their own */
 };
 
 /* How products are computed on the CPU backend. FAST: quantised weights against 8-bit activations
@@ -126,16 +128,20 @@ struct kern_batch {
     const int32_t *seq_n_rows; /* [n_seqs] */
 };
 
-/* Block lists of all sequences for one group of layers (shallow or deep), or with strides for lists
- * per layer or per KV head. */
+/* Block lists of all sequences for one layer: those of a group of layers, or with strides a layer's
+ * own, or each of its KV heads'. */
 struct kern_lists {
     const int32_t *page;     /* [..][capacity] page ids */
     const int32_t *block;    /* [..][capacity] block index in the sequence: token positions are
                                 block * 64 .. + 63 */
     const int32_t *n_blocks; /* [..] entries used */
     int capacity;            /* entries a list may have */
-    int seq_stride;          /* lists between two sequences: 1, or n_kv_heads for lists per head */
+    int seq_stride;          /* lists between two sequences, 1 where they lie side by side */
     int head_stride;         /* lists between two KV heads: 0 (shared) or 1 */
+    /* [..][capacity] bits 0..3: quarters of the block (KERN_QUARTER tokens) that are read; NULL:
+     * all. Of generated rows that nothing looks at alone, and of blocks that no row of the pass
+     * lies in: elsewhere 15. Where kern_device_info.quarters. */
+    const uint8_t *quarters;
 };
 
 /* Optional outputs of attention. Zero: none. */
@@ -143,10 +149,15 @@ struct kern_attn_taps {
     /* [lines][capacity] f32, zeroed by the caller: attention mass of each list entry, maximum over
      * heads and over the rows of one line. SparDA's `observed` selection and labels. */
     float *mass;
-    /* [n_rows] line of `mass` that takes the row's masses (with lists per KV head: the first of
-     * n_kv_heads lines); -1: the row is not looked at. Rows of several sequences share no line.
-     * Looking changes no bit of `out`. */
+    /* [n_rows] line of `mass` that takes the row's masses; -1: the row is not looked at. Rows of
+     * several sequences share no line. Looking changes no bit of `out`. */
     const int32_t *mass_line;
+    /* Lines between two KV heads: 1, each has its own, the row's line is the first of n_kv_heads;
+     * 0: one for all, whose lists must be the same. */
+    int mass_head_stride;
+    /* [lines][capacity][4] f32, likewise beside `mass`: of each quarter of an entry. NULL: not
+     * wanted. */
+    float *quarter_mass;
     /* [n_seqs][n_heads][capacity] f32, zeroed by the caller: attention mass of each list entry by
      * query head, summed over the rows that have a line in the order of rows. What a scorer's
      * training is told (target/). */
@@ -165,7 +176,6 @@ struct kern_attn_taps {
 /* ---- States of the select layer, and scores of blocks ---------------------------------------- */
 
 enum {
-    KERN_QUARTER = 16,      /* tokens of a quarter of a block */
     KERN_STATE_QUERIES = 32 /* newest states of a sequence that are kept as they are */
 };
 
@@ -366,6 +376,7 @@ struct kern_device_info {
     size_t free_bytes;   /* that this process may still take */
     size_t own_bytes;    /* that the backend took for itself when it was opened */
     bool is_host;        /* the device's memory is the host's */
+    bool quarters;       /* attention reads quarters of blocks, and tells their mass */
     bool records;        /* record_begin keeps recordings: a few idle rows are cheaper than another
                             shape of pass */
 };

@@ -95,6 +95,7 @@ int model_batch_init(struct model_batch *b, struct kern *k, struct err *e) {
 
 void model_batch_begin(struct model_batch *b) {
     b->n_gen = b->n_prompt = b->n_seqs = b->n_logits = 0;
+    b->own.used = false;
 }
 
 int model_batch_add(struct model_batch *b, const int32_t *ids, int n_rows, int first_position,
@@ -130,20 +131,21 @@ static void note_change(struct model_list *l, size_t lo, size_t hi) {
     if (hi > l->hi) l->hi = hi;
 }
 
-/* Entries at.. of a list are v[0..n) now. Pages of one sequence change at its end alone; another
- * sequence in its place changes all. */
-static void set_list(struct model_list *l, size_t at, const int32_t *v, int n) {
+/* Entries at.. of a list are v[0..n) now; returns whether they were others. Pages of one sequence
+ * change at its end alone; another sequence in its place changes all. */
+static bool set_list(struct model_list *l, size_t at, const int32_t *v, int n) {
     int32_t *to = l->host + at;
     int first = 0, end = n;
-    if (memcmp(to, v, (size_t)n * sizeof *v) == 0) return;
+    if (memcmp(to, v, (size_t)n * sizeof *v) == 0) return false;
     while (to[first] == v[first]) first++;
     while (to[end - 1] == v[end - 1]) end--;
     memcpy(to + first, v + first, (size_t)(end - first) * sizeof *v);
     note_change(l, at + (size_t)first, at + (size_t)end);
+    return true;
 }
 
 /* The same with v[pick[0]], v[pick[1]], ... */
-static void set_picked(struct model_list *l, size_t at, const int32_t *v, const int32_t *pick,
+static bool set_picked(struct model_list *l, size_t at, const int32_t *v, const int32_t *pick,
                        int n) {
     int32_t *to = l->host + at;
     int first = n, end = 0;
@@ -153,7 +155,9 @@ static void set_picked(struct model_list *l, size_t at, const int32_t *v, const 
         if (first == n) first = i;
         end = i + 1;
     }
-    if (first < end) note_change(l, at + (size_t)first, at + (size_t)end);
+    if (first >= end) return false;
+    note_change(l, at + (size_t)first, at + (size_t)end);
+    return true;
 }
 
 static void check_read(const int32_t *pages, const int32_t *read, int n_read) {
@@ -168,7 +172,7 @@ void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int3
     size_t at = (size_t)seq_idx * (size_t)b->caps.max_blocks;
     const int32_t *position = (int32_t *)b->position.host + row;
     int32_t *slot = (int32_t *)b->slot_page[group].host + row;
-    bool *fewer = &b->fewer[group][seq_idx];
+    bool *fewer = &b->fewer[group][seq_idx], changed;
     ASSERT(n_read > 0 && n_read <= b->caps.max_blocks);
     ASSERT(position[n_rows - 1] / KERN_BLOCK <= (read ? read[n_read - 1] : n_read - 1));
     for (int i = 0; i < n_rows; i++) {
@@ -178,13 +182,14 @@ void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int3
     ((int32_t *)b->n_blocks[group].host)[seq_idx] = n_read;
     if (read) {
         check_read(pages, read, n_read);
-        set_picked(&b->page[group], at, pages, read, n_read);
+        changed = set_picked(&b->page[group], at, pages, read, n_read);
         set_list(&b->block[group], at, read, n_read);
     } else {
-        set_list(&b->page[group], at, pages, n_read);
+        changed = set_list(&b->page[group], at, pages, n_read);
         if (*fewer) set_list(&b->block[group], at, b->counting, b->caps.max_blocks);
     }
     *fewer = read != NULL;
+    if (changed && b->own.n_layers > 0 && group == b->own.group) b->own.seq[seq_idx].stale = true;
 }
 
 /* ---- The end ---- */
@@ -210,6 +215,7 @@ void model_batch_pad(struct model_batch *b, int n_rows, int n_seqs, int n_logits
         ((int32_t *)b->seq_row.host)[b->n_seqs] = b->n_gen;
         ((int32_t *)b->seq_n_rows.host)[b->n_seqs] = 0;
         for (int i = 0; i < b->n_groups; i++) ((int32_t *)b->n_blocks[i].host)[b->n_seqs] = 0;
+        if (b->own.used) model_batch_idle_own(b, b->n_seqs, b->n_seqs + 1);
     }
     for (; b->n_logits < n_logits; b->n_logits++)
         ((int32_t *)b->logit_row.host)[b->n_logits] = idle < b->n_gen ? idle++ : 0;
@@ -245,6 +251,7 @@ int model_batch_finish(struct model_batch *b, struct kern *k, const struct model
         if (!rc) rc = put_list(&b->block[i], k, e);
         if (!rc) rc = put_list(&b->page[i], k, e);
     }
+    if (!rc && b->own.used) rc = model_batch_finish_own(b, k, &pass->group[b->own.group], e);
     return rc ? rc
               : k->ops->upload(k, b->token.dev, b->token.host,
                                model_array_span(&b->token, last, n_last, size_last), e);

@@ -40,6 +40,21 @@ struct model_list {
     size_t lo, hi;       /* entries [lo, hi) changed since the last upload */
 };
 
+/* Lists of one group that differ by layer, and by KV head where n_heads > 1, beside its common
+ * ones: a pass uses the ones or the others. */
+struct model_own_lists {
+    int group, n_layers, n_heads;                 /* n_layers 0: there are none */
+    bool used;                                    /* in this pass */
+    int32_t *page, *block, *dev_page, *dev_block; /* [max_seqs][n_layers][n_heads][max_blocks] */
+    uint8_t *quarters, *dev_quarters;             /* the same; NULL: all of every block is read */
+    struct model_array n_blocks;                  /* i32 [max_seqs][n_layers][n_heads] */
+    struct model_own_seq {
+        uint64_t id;       /* of the lists that stand there */
+        int n_pages;       /* of the sequence then */
+        bool stale, fresh; /* its pages changed since; to be uploaded */
+    } * seq;               /* host, [max_seqs] */
+};
+
 struct model_batch {
     struct model_caps caps;
     int n_groups;
@@ -50,6 +65,7 @@ struct model_batch {
     struct model_list block[MODEL_MAX_GROUPS]; /* block indexes: 0, 1, 2, ... or fewer */
     int32_t *counting;                         /* host, [max_blocks]: 0, 1, 2, ... */
     bool *fewer[MODEL_MAX_GROUPS];             /* [max_seqs] block's row is not 0, 1, 2, ... now */
+    struct model_own_lists own;
     int n_gen, n_prompt, n_seqs, n_logits;
 };
 
@@ -77,6 +93,27 @@ int model_batch_want(struct model_batch *b, int row);
  * write among them; NULL: 0..n_read-1. pages: of blocks 0 onwards, -1 where nothing may be read. */
 void model_batch_pages(struct model_batch *b, int seq_idx, int group, const int32_t *pages,
                        const int32_t *read, int n_read);
+
+/* Own lists (own.c). Lay them out, behind the common ones; n_layers 0: there are none. */
+void model_batch_own(struct model_batch *b, struct model_carve *c, int group, int n_layers,
+                     int n_heads, bool quarters);
+/* Behind model_batch_begin: this pass reads by them. Every sequence then needs model_batch_pages of
+ * their group with all its blocks, and its lists as follows. */
+void model_batch_use_own(struct model_batch *b);
+/* Lists of sequence seq_idx, that has n_pages pages, are to be those of `id` (0: of everything):
+ * false where they stand there already, else put those of each layer and KV head. Equal ids mean
+ * equal lists but for what grew behind the selected blocks since. */
+bool model_batch_begin_own(struct model_batch *b, int seq_idx, uint64_t id, int n_pages);
+/* As model_batch_pages, which must have come before. quarters: [n_read] of each block, NULL: all.
+ */
+void model_batch_put_own(struct model_batch *b, int seq_idx, int layer, int head,
+                         const int32_t *pages, const int32_t *read, const uint8_t *quarters,
+                         int n_read);
+/* Of sequences [first, end): they read nothing. Then: upload what changed, and the group's lists.
+ */
+void model_batch_idle_own(struct model_batch *b, int first, int end);
+int model_batch_finish_own(struct model_batch *b, struct kern *k, struct model_group *g,
+                           struct err *e);
 
 /* A count of rows or sequences to which others are rounded up where the backend records, so that
  * few shapes occur: exact where small, then in steps of an eighth to a quarter. */

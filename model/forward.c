@@ -40,6 +40,17 @@ static int linear(struct kern *k, struct kern_rows rows, const struct model_line
     return 0;
 }
 
+/* What the rows of the group's i-th layer read. */
+static struct kern_lists lists_of(const struct model_group *g, int i) {
+    struct kern_lists l = g->lists;
+    size_t first = (size_t)i * g->layer_lists;
+    l.page += first * (size_t)l.capacity;
+    l.block += first * (size_t)l.capacity;
+    l.n_blocks += first;
+    if (l.quarters) l.quarters += first * (size_t)l.capacity;
+    return l;
+}
+
 static int attention_block(struct model *m, const struct model_pass *p, const struct model_group *g,
                            int layer, struct err *e) {
     const struct model_config *c = &m->config;
@@ -74,11 +85,15 @@ static int attention_block(struct model *m, const struct model_pass *p, const st
     TRY(linear(k, batch.rows, &l->qkv, act_for(m, l->qkv.part), w->qkv));
     TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &kv));
     float scale = 1.0f / sqrtf((float)c->head_dim);
+    int i = layer - g->first_layer;
+    struct kern_lists lists = lists_of(g, i);
     struct kern_attn_taps taps = g->taps;
-    if (taps.head_mass) taps.head_mass += (size_t)(layer - g->first_layer) * g->head_mass_stride;
+    if (taps.mass) taps.mass += (size_t)i * g->mass_stride;
+    if (taps.quarter_mass) taps.quarter_mass += 4 * (size_t)i * g->mass_stride;
+    if (taps.head_mass) taps.head_mass += (size_t)i * g->head_mass_stride;
     taps.act = act_for(m, l->o.part);
-    TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, scale, w->qkv, &kv, &taps,
-                          w->attn_scratch, w->heads));
+    TRY(k->ops->attention(k, &batch, &lists, c->n_heads, scale, w->qkv, &kv, &taps, w->attn_scratch,
+                          w->heads));
     TRY(linear(k, batch.rows, &l->o, taps.act, w->delta));
     return 0;
 }

@@ -56,7 +56,10 @@ struct model_group {
     enum kern_dtype kv_dtype;
     const int32_t *slot_page; /* [n_rows] page that takes a row's K and V */
     struct kern_lists lists;
+    size_t layer_lists; /* lists from one layer's to the next's; 0: all layers read the same */
     struct kern_attn_taps taps; /* zero: none */
+    size_t mass_stride;         /* floats from one layer's part of taps.mass to the next's (of its
+                                   quarter_mass four times as many); 0: the layers' maximum */
     size_t head_mass_stride;    /* floats from one layer's part of taps.head_mass to the next's; 0:
                                    the layers' masses are summed */
 };

@@ -56,6 +56,8 @@ static void take_sparsity(struct client_sparsity *out, const msgpack_object *map
     take_int(map, "blocks", &out->blocks);
     take_int(map, "kept", &out->kept);
     take_int(map, "first_kept", &out->first_kept);
+    take_int(map, "n_lists", &out->n_lists);
+    take_int(map, "union", &out->n_union);
     take_int(map, "wide", &out->wide);
     take_int(map, "cut", &out->cut);
     client__take_real(map, "select_ms", &out->select_ms);

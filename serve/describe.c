@@ -163,6 +163,13 @@ static void pack_keep(msgpack_packer *pk, const struct target_settings *s) {
     else msgpack_pack_nil(pk);
 }
 
+/* Three pairs of a map. */
+static void pack_lists(msgpack_packer *pk, const struct target_settings *s) {
+    pack_pair_str(pk, "lists", target_lists_name(s->lists));
+    pack_pair_int(pk, "select2", s->select2);
+    pack_pair_int(pk, "quarters", s->quarters);
+}
+
 static void pack_reselect(msgpack_packer *pk, const struct target_settings *s) {
     const char *name = target_reselect_name(s->reselect);
     if (name) pack_pair_str(pk, "reselect", name);
@@ -206,7 +213,7 @@ static void pack_own_prefill(msgpack_packer *pk, const struct engine_sparsity *s
 
 void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     bool off = s->settings.selector == TARGET_OFF;
-    msgpack_pack_map(pk, off ? 1 : 17);
+    msgpack_pack_map(pk, off ? 1 : 22);
     pack_pair_str(pk, "selector", target_selector_name(s->settings.selector));
     if (off) return;
     pack_keep(pk, &s->settings);
@@ -214,6 +221,9 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     pack_pair_int(pk, "blocks", s->n_blocks);
     pack_pair_int(pk, "kept", s->n_kept);
     pack_pair_int(pk, "first_kept", s->n_kept_first);
+    pack_lists(pk, &s->settings);
+    pack_pair_int(pk, "n_lists", s->n_lists);
+    pack_pair_int(pk, "union", s->n_union);
     pack_reselect(pk, &s->settings);
     pack_pair_int(pk, "wide", s->n_wide);
     pack_pair_int(pk, "cut", s->n_cut);
@@ -235,7 +245,7 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
 /* What a request gets that names nothing of it. */
 static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     const struct target_settings all = engine_sparse_defaults(s->engine);
-    msgpack_pack_map(pk, 15);
+    msgpack_pack_map(pk, 18);
     pack_pair_str(pk, "selector", target_selector_name(all.selector));
     pack_keep(pk, &all);
     pack_pair_int(pk, "min_blocks", all.min_blocks);
@@ -251,6 +261,7 @@ static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     pack_pair_str(pk, "prefill", target_prefill_name(all.prefill));
     pack_pair_int(pk, "prefill_dense", all.prefill_dense);
     pack_pair_int(pk, "prefill_chunk", all.prefill_chunk);
+    pack_lists(pk, &all);
 }
 
 /* ---- stats ---- */

@@ -57,6 +57,9 @@ void params__defaults(struct request_options *o) {
         {"prefill_dense", PARAM_INT, AT(sparse.prefill_dense), 0, TARGET_MOST_BLOCKS, false},      \
         {"prefill_chunk", PARAM_INT,          AT(sparse.prefill_chunk),                            \
          TARGET_BLOCK,    TARGET_MOST_BLOCKS, false},                                              \
+        {"lists", PARAM_LISTS, AT(sparse.lists), 0, 0, false},                                     \
+        {"select2", PARAM_INT, AT(sparse.select2), 0, TARGET_MOST_BLOCKS, false},                  \
+        {"quarters", PARAM_INT, AT(sparse.quarters), 1, TARGET_QUARTERS, false},                   \
         {"drafted", PARAM_BOOL, AT(drafted), 0, 0, false},                                         \
         {"conversation", PARAM_CONVERSATION, AT(conversation), 0, 0, false}, {                     \
         "n", PARAM_ONE, 0, 0, 0, false                                                             \
@@ -264,6 +267,14 @@ static int read_prefill(const struct param *t, const msgpack_object *v, int *out
     return target_prefill_parse(out, s, n, e);
 }
 
+static int read_lists(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
+    const char *s;
+    size_t n;
+    if (!rpc_text(v, &s, &n))
+        return err_raise(e, E_INVALID, "%s must be a str, not %s", t->name, rpc_type_name(v));
+    return target_lists_parse(out, s, n, e);
+}
+
 /* A number of tokens; true is the most, false none. */
 static int read_exact(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
     double x;
@@ -347,6 +358,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_exact(t, v, (int *)field, e);
     case PARAM_PREFILL:
         return read_prefill(t, v, (int *)field, e);
+    case PARAM_LISTS:
+        return read_lists(t, v, (int *)field, e);
     case PARAM_RESELECTOR:
         return read_reselector(t, v, (int *)field, e);
     case PARAM_COUPLING:

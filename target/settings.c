@@ -188,7 +188,10 @@ void target_settings_unset(struct target_settings *s) {
                                   .exact = TARGET_UNSET,
                                   .prefill = TARGET_UNSET,
                                   .prefill_dense = TARGET_UNSET,
-                                  .prefill_chunk = TARGET_UNSET};
+                                  .prefill_chunk = TARGET_UNSET,
+                                  .lists = TARGET_UNSET,
+                                  .select2 = TARGET_UNSET,
+                                  .quarters = TARGET_UNSET};
 }
 
 static int check_count(const char *name, int value, int lo, struct err *e) {
@@ -287,6 +290,8 @@ int target_settings_check(const struct target_settings *s, struct err *e) {
     if (!rc) rc = check_scores(s, e);
     if (!rc) rc = check_exact(s, e);
     if (!rc) rc = check_prefill(s, e);
+    if (!rc) rc = check_count("select2", s->select2, 0, e);
+    if (!rc) rc = target_lists_check(s, NULL, e);
     return rc ? rc : check_reselect(s, e);
 }
 
@@ -323,7 +328,16 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     if ((request->exact > 0 || sparse_prefill) && below.selector == TARGET_OFF)
         below.selector = TARGET_UNSET;
     if (asks_for_reselect(request) || sparse_prefill) below.exact = TARGET_UNSET;
-    if (request->exact > 0) below.prefill = TARGET_UNSET;
+    if (request->exact > 0)
+        below.prefill = below.lists = below.select2 = below.quarters = TARGET_UNSET;
+    if (request->selector != TARGET_UNSET && !target_tells_apart(request->selector))
+        below.lists = below.select2 = below.quarters = TARGET_UNSET;
+    if (request->select2 > 0) below.lists = TARGET_UNSET;
+    if (request->lists > TARGET_LISTS_ONE) below.select2 = TARGET_UNSET;
+    if (target_has_lists(request) || target_has_quarters(request)) below.exact = TARGET_UNSET;
+    s.lists = first_set(request->lists, below.lists, TARGET_LISTS_ONE);
+    s.select2 = first_set(request->select2, below.select2, 0);
+    s.quarters = first_set(request->quarters, below.quarters, TARGET_QUARTERS);
     s.exact = first_set(request->exact, below.exact, 0);
     s.prefill = first_set(request->prefill, below.prefill, TARGET_PREFILL_DENSE);
     s.prefill_dense = first_set(request->prefill_dense, below.prefill_dense, TARGET_PREFILL_START);
@@ -350,6 +364,9 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     if (s.selector == TARGET_OFF) {
         s.exact = 0;
         s.prefill = TARGET_PREFILL_DENSE;
+        s.lists = TARGET_LISTS_ONE;
+        s.select2 = 0;
+        s.quarters = TARGET_QUARTERS;
     }
     if (s.exact > 0) {
         s.reselect = TARGET_RESELECT_OFF;
@@ -376,6 +393,7 @@ uint64_t target_settings_law(const struct target_settings *s) {
         double keep, reserve, threshold, smooth, surprise;
         double point[2 * TARGET_CURVE_POINTS];
         int32_t selector, keep_blocks, min_blocks, window_blocks, reselect, reselector;
+        int32_t lists, select2, quarters, unused;
     } in = {.keep = s->keep_blocks > 0 ? TARGET_CURVE : s->keep,
             .reserve = s->reserve,
             .threshold = s->threshold,
@@ -386,8 +404,11 @@ uint64_t target_settings_law(const struct target_settings *s) {
             .min_blocks = s->min_blocks,
             .window_blocks = s->window_blocks,
             .reselect = s->reselect,
-            .reselector = s->reselect != TARGET_RESELECT_OFF ? s->reselector : 0};
-    _Static_assert(sizeof in == (5 + 2 * TARGET_CURVE_POINTS) * 8 + 6 * 4,
+            .reselector = s->reselect != TARGET_RESELECT_OFF ? s->reselector : 0,
+            .lists = s->lists,
+            .select2 = s->select2,
+            .quarters = s->quarters};
+    _Static_assert(sizeof in == (5 + 2 * TARGET_CURVE_POINTS) * 8 + 10 * 4,
                    "no padding may be hashed");
     if (s->selector == TARGET_OFF || s->exact > 0) return 0;
     for (int i = 0; i < s->curve.n && s->keep_blocks == 0 && s->keep == TARGET_CURVE; i++) {

@@ -17,6 +17,7 @@ struct err;
 
 enum {
     TARGET_BLOCK = KVPOOL_BLOCK,  /* tokens */
+    TARGET_QUARTERS = 4,          /* of a block */
     TARGET_ROWS = 32,             /* newest prompt rows whose attention `observed` looks at */
     TARGET_MIN_BLOCKS = 32,       /* the floor: a context of no more blocks stays dense */
     TARGET_WINDOW_BLOCKS = 3,     /* newest blocks that are always kept */
@@ -56,6 +57,13 @@ enum { /* `reselect`, beside numbers of tokens */
        TARGET_RESELECT_SURPRISE = -2
 };
 enum { TARGET_PREFILL_DENSE, TARGET_PREFILL_SPARSE }; /* `prefill` */
+enum target_lists {                                   /* `lists`: who reads the same list */
+                    TARGET_LISTS_ONE, /* all deep layers (to and from `select2`, where there is one)
+                                       */
+                    TARGET_LISTS_LAYER, /* the heads of a layer */
+                    TARGET_LISTS_HEAD,  /* the query heads of a KV head */
+                    TARGET_N_LISTS
+};
 
 /* Share of the blocks to keep by length: keep is linear in log(tokens) between points, constant
  * before the first and behind the last. */
@@ -96,12 +104,18 @@ struct target_settings {
                     another is asked for, `exact` is off */
     int prefill_dense; /* tokens, at least; default TARGET_PREFILL_START */
     int prefill_chunk; /* tokens, a multiple of TARGET_BLOCK; default TARGET_PREFILL_CHUNK */
+    int lists;   /* enum target_lists; default one. Others are made by `observed` alone, of what was
+                    seen where they will be read */
+    int select2; /* deep layers from this one on have a list of their own; 0 (default): none */
+    int quarters; /* of 4, of 16 tokens each, that are read of a kept block that is not pinned; of
+                     `observed` alone. 4 (default): all */
 };
 void target_settings_unset(struct target_settings *s); /* all of it */
 
 /* Ranges of what is set; E_RANGE with name, value and range, E_INVALID where keep and keep_blocks
  * are both asked for, or exact or sparse prefill beside selector off, or exact beside reselect or
- * sparse prefill. */
+ * sparse prefill, or several lists or quarters beside exact or a selector that cannot tell them
+ * apart. */
 int target_settings_check(const struct target_settings *s, struct err *e);
 
 /* What a scorer file says of how it wants to be used. */
@@ -112,7 +126,8 @@ struct target_scorer_defaults {
 
 /* `request` over `base` over the defaults, of which some are those of the scorer that is loaded
  * (NULL: none); nothing is unset in the result. Asking for keep_blocks or keep takes back what the
- * base says of the other; so it is with exact and reselect, and with exact and sparse prefill. */
+ * base says of the other; so it is with exact and reselect, with exact and sparse prefill, and with
+ * several lists or quarters and exact or another selector. */
 struct target_settings target_settings_resolve(const struct target_settings *base,
                                                const struct target_settings *request,
                                                const struct target_scorer_defaults *scorer);
@@ -146,6 +161,9 @@ int target_reselect_parse(int *out, const char *s, size_t n, struct err *e);
 /* "dense", "sparse"; E_RANGE names them. */
 int target_prefill_parse(int *out, const char *s, size_t n, struct err *e);
 const char *target_prefill_name(int prefill);
+/* "one", "layer", "head"; E_RANGE names them. */
+int target_lists_parse(int *out, const char *s, size_t n, struct err *e);
+const char *target_lists_name(int lists);
 /* "on" (TARGET_MOST_EXACT), "off" or a number of tokens; E_RANGE names what is allowed. */
 int target_exact_parse(int *out, const char *s, size_t n, struct err *e);
 /* One that can select inside an answer; E_RANGE names them. */
@@ -189,6 +207,43 @@ struct target_view {
  * [n_blocks] scratch, which may be view->mass or view->score itself. */
 int target_select(const struct target_settings *s, const struct target_view *view, float *score,
                   int32_t *kept);
+
+/* The quarters of each block of a list that `observed` made, bits 0..3: all of a pinned one (the
+ * first, the newest window_blocks) and of every block where settings ask for all; of others the
+ * settings' number, those that score best; ties go to the lower, NaN scores lowest. mass:
+ * [n_blocks][4] f32 of the prefix's blocks, as target_view's. Into out [n_kept]; returns how many
+ * in all. */
+int target_select_quarters(const struct target_settings *s, int n_tokens, const float *mass,
+                           const int32_t *kept, int n_kept, uint8_t *out);
+
+/* ---- Several lists ---- */
+
+/* The layers that lists are read in. */
+struct target_deep {
+    int first, n_layers; /* the select layer; layers from there on */
+    int n_heads;         /* KV heads of each */
+};
+
+/* Do settings ask for more than one list? For less than all of a kept block? */
+bool target_has_lists(const struct target_settings *s);
+static inline bool target_has_quarters(const struct target_settings *s) {
+    return s->quarters > 0 && s->quarters < TARGET_QUARTERS;
+}
+/* Can a selector tell them apart? */
+static inline bool target_tells_apart(int selector) {
+    return selector == TARGET_OBSERVED || selector == TARGET_ALL;
+}
+/* Of settings that may be unset or are resolved: E_INVALID where they ask for lists beside what
+ * makes one; where d is not NULL, E_RANGE where `select2` is none of the deep layers behind the
+ * first. */
+int target_lists_check(const struct target_settings *s, const struct target_deep *d, struct err *e);
+
+/* Lists of an epoch that `observed` begins, and which of them KV head `head` of the `layer`-th deep
+ * layer reads. Each is made by target_select as if it were the only one, of the masses seen by
+ * those that read it. */
+int target_n_lists(const struct target_settings *s, const struct target_deep *d);
+int target_list_of(const struct target_settings *s, const struct target_deep *d, int layer,
+                   int head);
 
 /* ---- Prompts, where resolved settings compute them sparsely ---- */
 

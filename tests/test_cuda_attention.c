@@ -185,8 +185,12 @@ static struct kern_batch batch_of(const struct bed *b) {
                                .seq_n_rows = b->seq_n_rows};
 }
 static struct kern_lists lists_of(const struct bed *b) {
-    return (struct kern_lists){b->page,     b->block,   b->n_blocks,
-                               b->capacity, b->per_seq, b->per_seq > 1};
+    return (struct kern_lists){.page = b->page,
+                               .block = b->block,
+                               .n_blocks = b->n_blocks,
+                               .capacity = b->capacity,
+                               .seq_stride = b->per_seq,
+                               .head_stride = b->per_seq > 1};
 }
 
 /* ---- Both backends ------------------------------------------------------------------------- */

@@ -253,6 +253,7 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
         assert_non_null(zeros);
         taps.mass_line = PUT(p->mass_line, rows4);
         taps.mass = mass = PUT(zeros, mass4);
+        taps.mass_head_stride = lists.head_stride;
         taps.head_mass = heads = PUT(zeros, heads4);
         free(zeros);
     }

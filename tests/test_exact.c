@@ -232,7 +232,11 @@ static void naive_masses(const struct record *r, float mass[MOST_TOKENS][MOST_BL
                 .arena = arena,
                 .kv_dtype = KERN_F16,
                 .slot_page = &pages[g][i / 64],
-                .lists = {pages[g], blocks, &n_blocks, MOST_BLOCKS, 1, 0},
+                .lists = {.page = pages[g],
+                          .block = blocks,
+                          .n_blocks = &n_blocks,
+                          .capacity = MOST_BLOCKS,
+                          .seq_stride = 1},
                 .taps = {.mass = g ? mass[i] : NULL, .mass_line = g ? &zero : NULL},
             };
         assert_ok(model_forward(m, &pass, &e), e);

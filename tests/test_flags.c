@@ -115,6 +115,10 @@ static void test_flags_sparse(void) {
     assert_int_equal(f.o.sparse.exact, 3);
     taken(&f, "-m t --exact off --sparse off");
     assert_int_equal(f.o.sparse.exact, 0);
+    taken(&f, "-m t --lists head --sparse observed");
+    assert_int_equal(f.o.sparse.lists, TARGET_LISTS_HEAD);
+    taken(&f, "-m t --select2 20");
+    assert_int_equal(f.o.sparse.select2, 20);
     taken(&f, "-m t --keep curve");
     assert_true(f.o.sparse.keep == TARGET_CURVE);
     static const char *const bad[][2] = {
@@ -125,6 +129,9 @@ static void test_flags_sparse(void) {
         {"-m t --reselector observed", "--reselector: 'observed' is not one of scorer, mean"},
         {"-m t --exact 17", "--exact: '17' is none of on, off, or a number of tokens to 16"},
         {"-m t --exact 4 --sparse off", "exact 4, sparse \"off\""},
+        {"-m t --lists heads", "--lists: 'heads' is not one of one, layer, head"},
+        {"-m t --lists layer --sparse mean", "sparse \"mean\", lists \"layer\": only \"observed\""},
+        {"-m t --select2 -1", "--select2"},
         {"-m t --exact 4 --reselect step", "exact 4, reselect 1"},
         {"-m t --smooth 2", "--smooth"},
         {"-m t --keep 0.5 --keep-blocks 3", "--keep and --keep-blocks exclude each other"},

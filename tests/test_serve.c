@@ -49,7 +49,8 @@ static void test_serve_describes_itself(void) {
         "\"min_blocks\"=>32, \"window_blocks\"=>3, \"reserve\"=>0.010000, "
         "\"keep_threshold\"=>nil, \"smooth\"=>0.000000, \"reselect\"=>\"off\", "
         "\"reselector\"=>\"mean\", \"surprise\"=>0.500000, \"exact\"=>0, "
-        "\"prefill\"=>\"dense\", \"prefill_dense\"=>2048, \"prefill_chunk\"=>512}}, "
+        "\"prefill\"=>\"dense\", \"prefill_dense\"=>2048, \"prefill_chunk\"=>512, "
+        "\"lists\"=>\"one\", \"select2\"=>0, \"quarters\"=>4}}, "
         "\"limits\"=>{\"message_bytes\"=>16777216, \"depth\"=>16, "
         "\"values\"=>1048576, \"streams\"=>64, \"stop_strings\"=>16, \"logprobs\"=>20, "
         "\"draft_tokens\"=>16}}]");

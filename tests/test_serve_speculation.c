@@ -79,6 +79,11 @@ static void test_serve_speculation_refusals(void) {
         {"'prefill':'none'", "prefill is \"none\", allowed is \"dense\" or \"sparse\"", "prefill"},
         {"'prefill':true", "prefill must be a str, not a boolean", "prefill"},
         {"'prefill_dense':-1", "prefill_dense is -1, allowed is [0, 1048576]", "prefill_dense"},
+        {"'lists':'heads'", "lists is \"heads\", allowed is \"one\", \"layer\" or \"head\"",
+         "lists"},
+        {"'lists':3", "lists must be a str, not an integer", "lists"},
+        {"'quarters':0", "quarters is 0, allowed is [1, 4]", "quarters"},
+        {"'select2':-1", "select2 is -1, allowed is [0, 1048576]", "select2"},
         {"'prefill_chunk':63", "prefill_chunk is 63, allowed is [64, 1048576]", "prefill_chunk"},
         {"'reselector':'observed'",
          "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"minmax\", "
@@ -134,12 +139,14 @@ static void test_serve_sparsity(void) {
     peer_send(&p, "[0,1,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
                   "'observed','keep_blocks':5,'window_blocks':2,'reselect':'surprise',"
                   "'reselector':'recent','surprise':0.25,'smooth':0.5,'keep_threshold':false}]]");
-    peer_expect(&p, "[1, 1, nil, {%\"sparsity\"=>{\"selector\"=>\"observed\", \"keep\"=>nil, "
-                    "\"keep_blocks\"=>5, \"selections\"=>1, \"blocks\"=>12, \"kept\"=>5, "
-                    "\"first_kept\"=>5, \"reselect\"=>\"surprise\", \"reselector\"=>\"recent\", "
-                    "\"wide\"=>0, \"cut\"=>0, \"select_ms\"=>0.000000, "
-                    "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
-                    "\"kv_dense_bytes\"=>3000, \"prefill\"=>nil, \"exact\"=>nil}}]");
+    peer_expect(
+        &p, "[1, 1, nil, {%\"sparsity\"=>{\"selector\"=>\"observed\", \"keep\"=>nil, "
+            "\"keep_blocks\"=>5, \"selections\"=>1, \"blocks\"=>12, \"kept\"=>5, "
+            "\"first_kept\"=>5, \"lists\"=>\"one\", \"select2\"=>0, \"quarters\"=>4, "
+            "\"n_lists\"=>1, \"union\"=>5, \"reselect\"=>\"surprise\", \"reselector\"=>\"recent\", "
+            "\"wide\"=>0, \"cut\"=>0, \"select_ms\"=>0.000000, "
+            "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
+            "\"kv_dense_bytes\"=>3000, \"prefill\"=>nil, \"exact\"=>nil}}]");
     peer_send(&p, "[0,2,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
                   "'random','keep':0.25,'min_blocks':1,'reselect':64}]]");
     peer_expect(&p, "[1, 2, nil, {%\"sparsity\"=>{\"selector\"=>\"random\", "
@@ -159,6 +166,10 @@ static void test_serve_sparsity(void) {
     peer_expect(&p, "[1, 6, nil, {%\"selector\"=>\"observed\", %\"prefill\"=>{\"dense\"=>4, "
                     "\"chunk\"=>128, \"selections\"=>3, \"blocks\"=>10, \"kept\"=>6, "
                     "\"kv_bytes\"=>700, \"kv_dense_bytes\"=>900}, \"exact\"=>nil}}]");
+    peer_send(&p, "[0,8,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
+                  "'observed','keep_blocks':5,'lists':'layer'}]]");
+    peer_expect(&p, "[1, 8, nil, {%\"lists\"=>\"layer\", \"select2\"=>0, \"quarters\"=>4, "
+                    "\"n_lists\"=>3, %}}]");
     peer_send(&p, "[0,7,'generate',['ab',{'prefill':'sparse','prefill_chunk':100}]]");
     peer_expect(&p, "[1, 7, [4, \"prefill_chunk is 100, allowed are multiples of 64 in [64, "
                     "1048576]\", {%}], nil]");

@@ -119,9 +119,11 @@ static void copy_kv(struct kern_kv *to, const struct kern_kv *from) {
 }
 static void copy_lists(struct kern_lists *to, const struct kern_lists *from) {
     COPY(page), COPY(block), COPY(n_blocks), COPY(capacity), COPY(seq_stride), COPY(head_stride);
+    COPY(quarters);
 }
 static void copy_taps(struct kern_attn_taps *to, const struct kern_attn_taps *from) {
-    COPY(mass), COPY(mass_line), COPY(head_mass), COPY(ancestors), COPY(kv_bytes_read);
+    COPY(mass), COPY(mass_line), COPY(mass_head_stride), COPY(quarter_mass), COPY(head_mass),
+        COPY(ancestors), COPY(kv_bytes_read);
     copy_act(&to->act, &from->act);
 }
 static void copy_plane(struct kern_plane *to, const struct kern_plane *from) {
@@ -153,11 +155,12 @@ static void check_slots(const struct kern_batch *b, const struct kern_lists *l) 
     for (int r = 0; r < b->rows.n_gen + b->rows.n_prompt; r++) {
         int s = b->row_seq[r], i = 0;
         if (s < 0) continue;
-        const size_t at = (size_t)s * (size_t)l->seq_stride * (size_t)l->capacity;
-        while (i < l->n_blocks[s] && l->block[at + (size_t)i] != b->position[r] / KERN_BLOCK) i++;
+        const size_t list = (size_t)s * (size_t)l->seq_stride, at = list * (size_t)l->capacity;
+        while (i < l->n_blocks[list] && l->block[at + (size_t)i] != b->position[r] / KERN_BLOCK)
+            i++;
         if (s >= b->n_seqs || r < b->seq_row[s] || r >= b->seq_row[s] + b->seq_n_rows[s])
             problem("row %d is not one of sequence %d", r, s);
-        else if (i == l->n_blocks[s] || l->page[at + (size_t)i] != b->slot_page[r])
+        else if (i == l->n_blocks[list] || l->page[at + (size_t)i] != b->slot_page[r])
             problem("row %d at position %d of sequence %d writes to page %d", r, b->position[r], s,
                     b->slot_page[r]);
     }

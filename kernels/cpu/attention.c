@@ -25,7 +25,8 @@ struct work {
     float *score; /* [n_q][KERN_LEAF] scores, then weights */
     float *page;  /* [hd][64] or [64][dim]: a page in f32 */
     float *stack; /* unreduced nodes, [depth][n_q] slots */
-    float *mass;  /* [n_q][capacity][2] */
+    float *mass;  /* [group][capacity][2] */
+    float *part;  /* [group][capacity][4] */
     struct attn_sight *sight;
     void *amx;
     uint64_t kv_bytes;
@@ -37,7 +38,7 @@ struct work {
 
 static void carve(struct work *w, const struct attn_job *j, const struct attn_tile *t,
                   void *scratch) {
-    struct attn_layout at = attn_layout(j->kv->head_dim, j->lists->capacity);
+    struct attn_layout at = attn_layout(j->n_heads, j->kv->head_dim, j->lists->capacity);
     uint8_t *p = scratch;
     *w = (struct work){
         .job = j,
@@ -50,6 +51,7 @@ static void carve(struct work *w, const struct attn_job *j, const struct attn_ti
         .page = (float *)(void *)(p + at.page),
         .stack = (float *)(void *)(p + at.stack),
         .mass = (float *)(void *)(p + at.mass),
+        .part = (float *)(void *)(p + at.mass) + (size_t)j->group * (size_t)j->lists->capacity * 2,
         .sight = (struct attn_sight *)(void *)(p + at.sight),
         .amx = p + at.amx,
     };
@@ -134,37 +136,64 @@ static void widen(enum kern_dtype t, const uint8_t *src, int n, int width, int s
 
 /* ---- Scores -------------------------------------------------------------------------------- */
 
-/* nq queries against the 64 columns of a K page [hd][64]. The block `next` is read ahead meanwhile,
- * next_row bytes a step. */
+/* nq queries against cv vectors of columns of a K page [hd][64], from column c on. The block `next`
+ * is read ahead meanwhile, next_row bytes a step. */
+ALWAYS_INLINE void score_columns(const int nq, const int cv, const enum kern_dtype t,
+                                 const float *q, int hd, const uint8_t *k, int c, float *score,
+                                 const uint8_t *next, size_t next_row) {
+    const size_t es = attn_kv_bytes(t);
+    vf acc[QT][CV];
+#pragma GCC unroll 8
+    for (int i = 0; i < nq; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < cv; j++) acc[i][j] = v_set1(0.f);
+    for (int d = 0; d < hd; d++) {
+        const uint8_t *row = k + ((size_t)d * KERN_BLOCK + (size_t)c) * es;
+        if (next) prefetch_part(next, (size_t)d, (size_t)hd, next_row);
+        vf x[QT];
+#pragma GCC unroll 8
+        for (int i = 0; i < nq; i++) x[i] = v_set1(q[(size_t)i * (size_t)hd + (size_t)d]);
+#pragma GCC unroll 4
+        for (int j = 0; j < cv; j++) {
+            vf col = v_load_kv(t, row + (size_t)(j * VL) * es);
+#pragma GCC unroll 8
+            for (int i = 0; i < nq; i++) acc[i][j] = v_fma(x[i], col, acc[i][j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < nq; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < cv; j++) v_store(score + (size_t)i * KERN_LEAF + c + j * VL, acc[i][j]);
+}
+
 ALWAYS_INLINE void score_tile(const int nq, const enum kern_dtype t, const float *q, int hd,
                               const uint8_t *k, float *score, const uint8_t *next,
                               size_t next_row) {
-    const size_t es = attn_kv_bytes(t);
-    for (int c = 0; c < KERN_BLOCK; c += COLS) {
-        vf acc[QT][CV];
-#pragma GCC unroll 8
-        for (int i = 0; i < nq; i++)
-#pragma GCC unroll 4
-            for (int j = 0; j < CV; j++) acc[i][j] = v_set1(0.f);
-        for (int d = 0; d < hd; d++) {
-            const uint8_t *row = k + ((size_t)d * KERN_BLOCK + (size_t)c) * es;
-            if (c == 0 && next) prefetch_part(next, (size_t)d, (size_t)hd, next_row);
-            vf x[QT];
-#pragma GCC unroll 8
-            for (int i = 0; i < nq; i++) x[i] = v_set1(q[(size_t)i * (size_t)hd + (size_t)d]);
-#pragma GCC unroll 4
-            for (int j = 0; j < CV; j++) {
-                vf col = v_load_kv(t, row + (size_t)(j * VL) * es);
-#pragma GCC unroll 8
-                for (int i = 0; i < nq; i++) acc[i][j] = v_fma(x[i], col, acc[i][j]);
-            }
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < nq; i++)
-#pragma GCC unroll 4
-            for (int j = 0; j < CV; j++)
-                v_store(score + (size_t)i * KERN_LEAF + c + j * VL, acc[i][j]);
+    for (int c = 0; c < KERN_BLOCK; c += COLS)
+        score_columns(nq, CV, t, q, hd, k, c, score, c == 0 ? next : NULL, next_row);
+}
+
+/* Of some quarters alone: the same bits, as every column is summed by itself. */
+ALWAYS_INLINE void score_quarters_as(const enum kern_dtype t, const float *q, int n_q, int hd,
+                                     const uint8_t *k, unsigned quarters, float *score) {
+    for (int c = 0; c < KERN_BLOCK; c += KERN_QUARTER) {
+        int i = 0;
+        if (!(quarters >> (c / KERN_QUARTER) & 1)) continue;
+        for (; i + QT <= n_q; i += QT)
+            score_columns(QT, VN, t, q + (size_t)i * (size_t)hd, hd, k, c,
+                          score + (size_t)i * KERN_LEAF, NULL, 0);
+        for (; i < n_q; i++)
+            score_columns(1, VN, t, q + (size_t)i * (size_t)hd, hd, k, c,
+                          score + (size_t)i * KERN_LEAF, NULL, 0);
     }
+}
+
+static void score_quarters(const struct work *w, int n_q, const uint8_t *k, unsigned quarters,
+                           float *score) {
+    enum kern_dtype t = w->job->kv->dtype;
+    if (t == KERN_F16) score_quarters_as(KERN_F16, w->q, n_q, w->hd, k, quarters, score);
+    else if (t == KERN_BF16) score_quarters_as(KERN_BF16, w->q, n_q, w->hd, k, quarters, score);
+    else score_quarters_as(KERN_F32, w->q, n_q, w->hd, k, quarters, score);
 }
 
 ALWAYS_INLINE void score_tiles(const enum kern_dtype t, const float *q, int n_q, int hd,
@@ -300,6 +329,12 @@ static void value_range(enum kern_dtype t, int n_q, const float *p, int t0, int 
     else value_tiles(KERN_F32, n_q, p, t0, t1, v, width, dim, o, o_stride, next, next_row);
 }
 
+/* The lowest run of set bits leaves `left`: [*t0, *t1). */
+static inline void take_run(uint64_t *left, int *t0, int *t1) {
+    *t0 = *t1 = __builtin_ctzll(*left);
+    while (*t1 < KERN_BLOCK && *left >> *t1 & 1) *left &= ~((uint64_t)1 << (*t1)++);
+}
+
 /* All queries of the tile over one page of V; `all` and `any` say which tokens every row and some
  * row sees. Tokens that a row does not see are skipped, not multiplied by zero. */
 static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, const float *p,
@@ -307,11 +342,14 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
     const struct attn_job *j = w->job;
     const uint8_t *v = attn_page(j, w->tile, entry, true);
     enum kern_dtype t = j->kv->dtype;
-    int width = w->hd, n_tokens = attn_n_tokens(any), group = j->group;
+    int width = w->hd, group = j->group, t0, t1;
     size_t stride = (size_t)j->slot_floats;
-    w->kv_bytes += (size_t)n_tokens * (size_t)w->hd * attn_kv_bytes(t);
     if (w->hd != w->dim || (w->n_q > QT && t != KERN_F32)) {
-        widen(t, v, n_tokens, w->hd, w->dim, w->page);
+        for (uint64_t left = any; left;) {
+            take_run(&left, &t0, &t1);
+            widen(t, v + (size_t)t0 * (size_t)w->hd * attn_kv_bytes(t), t1 - t0, w->hd, w->dim,
+                  w->page + (size_t)t0 * (size_t)w->dim);
+        }
         v = (const uint8_t *)w->page;
         width = w->dim;
         t = KERN_F32;
@@ -323,8 +361,7 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
     for (int r = 0; r < w->tile->n_rows; r++) {
         uint64_t left = w->sight->row[r][entry % ATTN_ENTRIES];
         while (left) {
-            int t0 = __builtin_ctzll(left), t1 = t0;
-            while (t1 < KERN_BLOCK && left >> t1 & 1) left &= ~((uint64_t)1 << t1++);
+            take_run(&left, &t0, &t1);
             value_range(t, group, p + (size_t)(r * group) * KERN_LEAF, t0, t1, v, width, w->dim,
                         o + (size_t)(r * group) * stride, stride, NULL, 0);
         }
@@ -361,9 +398,11 @@ static void plan_route(struct work *w, const struct attn_tile *then, int then_le
     for (int value = 0; value < 2; value++)
         for (int e = see->e0; e < see->e1; e++)
             if (see->any[e - see->e0])
-                w->route[w->n_route++] = attn_page(w->job, w->tile, e, value);
+                w->route[w->n_route++] =
+                    see->quarters[e - see->e0] == 15 ? attn_page(w->job, w->tile, e, value) : NULL;
     for (int i = 0, e = then_leaf * ATTN_ENTRIES; then && i < LOOK && e < then->n_entries; i++, e++)
-        w->route[w->n_route++] = attn_page(w->job, then, e, false);
+        w->route[w->n_route++] =
+            attn_quarters(w->job, then, e) == 15 ? attn_page(w->job, then, e, false) : NULL;
 }
 
 /* The block that goes on its way during the next stretch of work; NULL: none. The softmax is a
@@ -387,8 +426,10 @@ static void leaf(struct work *w, int idx, const struct attn_tile *then, int then
     for (int e = e0; e < e1; e++) {
         float *score = w->score + (e - e0) * KERN_BLOCK;
         if (see->any[e - e0]) {
-            score_page(w, w->n_q, attn_page(j, t, e, false), score, look_ahead(w), k_row);
-            w->kv_bytes += k_row * (size_t)w->hd;
+            const uint8_t *k = attn_page(j, t, e, false), *next = look_ahead(w);
+            if (see->quarters[e - e0] == 15) score_page(w, w->n_q, k, score, next, k_row);
+            else score_quarters(w, w->n_q, k, see->quarters[e - e0], score);
+            w->kv_bytes += attn_n_read(see->quarters[e - e0], see->any[e - e0]) * v_row;
         }
         if (see->all[e - e0] == ~(uint64_t)0) continue;
         for (int q = 0; q < w->n_q; q++)
@@ -507,6 +548,15 @@ static void combine(const struct attn_job *j, const struct attn_tile *t) {
 
 /* ---- Attention mass ------------------------------------------------------------------------ */
 
+/* Sums of the quarters' weights of a page. */
+static void sum_quarters(const float *weight, float part[4]) {
+    for (int i = 0; i < 4; i++) {
+        vf sum[VN];
+        for (int v = 0; v < VN; v++) sum[v] = v_load(weight + KERN_QUARTER * i + v * VL);
+        part[i] = v_sum16(sum);
+    }
+}
+
 /* Rows of the tile that are looked at, one after another, to the lines of the masses: every entry's
  * largest score and sum, then the share of each in the row's total. */
 static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
@@ -524,26 +574,35 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
                 w.kv_bytes += (size_t)w.hd * KERN_BLOCK * attn_kv_bytes(j->kv->dtype);
             }
             for (int g = 0; g < j->group; g++) {
-                float *pair = w.mass + ((size_t)g * (size_t)j->lists->capacity + (size_t)e) * 2;
+                size_t at = (size_t)g * (size_t)j->lists->capacity + (size_t)e;
+                float *pair = w.mass + at * 2, *part = w.part + at * 4;
                 float *s = w.score + (size_t)g * KERN_LEAF;
                 pair[0] = -INFINITY;
                 pair[1] = 0.f;
+                memset(part, 0, 4 * sizeof *part);
                 if (!seen) continue;
                 mask_page(s, seen);
                 softmax_leaf(s, KERN_BLOCK, &pair[0], &pair[1]);
+                if (j->taps->quarter_mass) sum_quarters(s, part);
                 top[g] = pair[0] > top[g] ? pair[0] : top[g];
             }
         }
         for (int g = 0; g < j->group; g++) {
             float *pair = w.mass + (size_t)g * (size_t)j->lists->capacity * 2;
+            float *part = w.part + (size_t)g * (size_t)j->lists->capacity * 4;
             double sum = 0;
             for (int e = 0; e < t->n_entries; e++) {
-                if (pair[2 * e + 1] != 0.f) pair[2 * e + 1] *= s_exp(pair[2 * e] - top[g]);
+                float by = pair[2 * e + 1] != 0.f ? s_exp(pair[2 * e] - top[g]) : 0.f;
+                if (pair[2 * e + 1] != 0.f) pair[2 * e + 1] *= by;
+                for (int i = 0; i < 4 && j->taps->quarter_mass; i++) part[4 * e + i] *= by;
                 sum += (double)pair[2 * e + 1];
             }
             if (!(sum > 0)) continue;
-            for (int e = 0; e < t->n_entries; e++)
+            for (int e = 0; e < t->n_entries; e++) {
                 attn_add_mass(j, t, t->row + r, g, e, (double)pair[2 * e + 1] / sum);
+                if (j->taps->quarter_mass)
+                    attn_add_quarters(j, t, t->row + r, e, part + 4 * e, sum);
+            }
         }
     }
     atomic_fetch_add_explicit(&j->kv_bytes, w.kv_bytes, memory_order_relaxed);

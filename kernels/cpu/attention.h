@@ -18,9 +18,9 @@
  * never multiplied in: its scores are replaced before use and its values skipped, whatever bytes
  * lie there.
  *
- * Bytes counted in kv_bytes_read, per tile and leaf: all of K's page (64 columns) and the rows of V
- * up to the last token that a row of the tile sees, for every page that holds such a token; the
- * mass tap reads K again. */
+ * Bytes counted in kv_bytes_read, per tile and leaf: K's columns of the quarters that are listed
+ * (all 64, nearly always) and of these quarters the rows of V up to the last token that a row of
+ * the tile sees, for every page that holds such a token; the mass tap reads K again. */
 
 #include <stdatomic.h>
 
@@ -98,6 +98,19 @@ static inline const uint8_t *attn_page(const struct attn_job *j, const struct at
            (value ? kv->v_offset : kv->k_offset) + (size_t)t->head * kv->head_stride;
 }
 
+/* Quarters of the list entry that are read, and the tokens of quarters. */
+static inline unsigned attn_quarters(const struct attn_job *j, const struct attn_tile *t,
+                                     int entry) {
+    const uint8_t *q = j->lists->quarters;
+    return q ? q[t->list * (size_t)j->lists->capacity + (size_t)entry] & 15 : 15;
+}
+static inline uint64_t attn_quarter_tokens(unsigned quarters) {
+    uint64_t tokens = 0;
+    for (int i = 0; i < 4; i++)
+        if (quarters >> i & 1) tokens |= (((uint64_t)1 << KERN_QUARTER) - 1) << (KERN_QUARTER * i);
+    return tokens;
+}
+
 /* Bit i: does `row` see token i of the list entry? */
 static inline uint64_t attn_visible(const struct attn_job *j, const struct attn_tile *t, int row,
                                     int entry) {
@@ -107,6 +120,7 @@ static inline uint64_t attn_visible(const struct attn_job *j, const struct attn_
     int64_t n = (int64_t)b->position[row] - (int64_t)block * KERN_BLOCK + 1;
     if (n <= 0) return 0;
     uint64_t seen = n >= KERN_BLOCK ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1;
+    if (j->lists->quarters) seen &= attn_quarter_tokens(attn_quarters(j, t, entry));
     if (!j->taps->ancestors) return seen;
     /* A token tree: rows of this pass are seen by their bit, everything older by position. */
     uint64_t mask = j->taps->ancestors[row];
@@ -125,6 +139,7 @@ struct attn_sight {
     uint64_t any[ATTN_ENTRIES], all[ATTN_ENTRIES]; /* tokens that some row and every row sees */
     uint64_t row[ATTN_MAX_Q][ATTN_ENTRIES];
     bool row_any[ATTN_MAX_Q];
+    unsigned quarters[ATTN_ENTRIES];
 };
 
 static inline void attn_look(const struct attn_job *j, const struct attn_tile *t, int leaf,
@@ -135,6 +150,7 @@ static inline void attn_look(const struct attn_job *j, const struct attn_tile *t
     for (int e = 0; e < s->e1 - s->e0; e++) {
         s->any[e] = 0;
         s->all[e] = ~(uint64_t)0;
+        s->quarters[e] = attn_quarters(j, t, s->e0 + e);
         for (int r = 0; r < t->n_rows; r++) {
             uint64_t seen = attn_visible(j, t, t->row + r, s->e0 + e);
             s->row[r][e] = seen;
@@ -148,6 +164,13 @@ static inline void attn_look(const struct attn_job *j, const struct attn_tile *t
 /* Tokens of a page up to the last one in `any` (not 0). */
 static inline int attn_n_tokens(uint64_t any) {
     return KERN_BLOCK - __builtin_clzll(any);
+}
+
+/* Columns of K and rows of V that a tile reads of an entry of which it sees `any` (not 0). */
+static inline uint64_t attn_n_read(unsigned quarters, uint64_t any) {
+    uint64_t listed = attn_quarter_tokens(quarters);
+    uint64_t until = ~(uint64_t)0 >> (KERN_BLOCK - attn_n_tokens(any));
+    return (uint64_t)(__builtin_popcountll(listed) + __builtin_popcountll(listed & until));
 }
 
 static inline float *attn_slots(const struct attn_job *j, const struct attn_tile *t, int node) {
@@ -176,11 +199,19 @@ static inline bool attn_is_looked_at(const struct attn_job *j, int row) {
 static inline void attn_add_mass(const struct attn_job *j, const struct attn_tile *t, int row,
                                  int g, int entry, double share) {
     size_t capacity = (size_t)j->lists->capacity, e = (size_t)entry;
-    size_t line = (size_t)(j->taps->mass_line[row] + t->head * j->lists->head_stride);
+    size_t line = (size_t)(j->taps->mass_line[row] + t->head * j->taps->mass_head_stride);
     if (j->taps->mass) attn_mass_max(&j->taps->mass[line * capacity + e], (float)share);
     if (!j->taps->head_mass) return;
     size_t head = (size_t)t->seq * (size_t)j->n_heads + (size_t)(t->head * j->group + g);
     j->taps->head_mass[head * capacity + e] += (float)share;
+}
+
+/* The same of the entry's quarters: parts of `sum`. */
+static inline void attn_add_quarters(const struct attn_job *j, const struct attn_tile *t, int row,
+                                     int entry, const float part[4], double sum) {
+    size_t line = (size_t)(j->taps->mass_line[row] + t->head * j->taps->mass_head_stride);
+    float *at = j->taps->quarter_mass + (line * (size_t)j->lists->capacity + (size_t)entry) * 4;
+    for (int i = 0; i < 4; i++) attn_mass_max(at + i, (float)((double)part[i] / sum));
 }
 
 /* Scratch of attention_amx.c: packed queries, keys and values of a leaf, scores, weights, outputs.
@@ -202,13 +233,14 @@ struct attn_layout {
     size_t page;  /* f32 [64][dim] */
     size_t sight; /* struct attn_sight */
     size_t stack; /* slots [depth][ATTN_MAX_Q]: one level a power of two of leaves */
-    size_t mass;  /* f32 [group][list_capacity][2] */
+    size_t mass;  /* f32 [group][list_capacity][2], then [group][list_capacity][4] of quarters */
     size_t amx;   /* attention_amx.c's */
     size_t bytes;
 };
 
-static inline struct attn_layout attn_layout(int head_dim, int list_capacity) {
+static inline struct attn_layout attn_layout(int n_heads, int head_dim, int list_capacity) {
     size_t dim = align_up((size_t)head_dim, 16), f = sizeof(float), depth = 2;
+    size_t group = (size_t)(n_heads < KERN_MAX_GROUP ? n_heads : KERN_MAX_GROUP);
     while ((size_t)ATTN_ENTRIES << (depth - 2) < (size_t)list_capacity) depth++;
     struct attn_layout at = {0};
     at.score = align_up(ATTN_MAX_Q * dim * f, 64);
@@ -216,7 +248,7 @@ static inline struct attn_layout attn_layout(int head_dim, int list_capacity) {
     at.sight = at.page + KERN_BLOCK * dim * f;
     at.stack = at.sight + align_up(sizeof(struct attn_sight), 64);
     at.mass = at.stack + depth * ATTN_MAX_Q * (dim + 16) * f;
-    at.amx = at.mass + align_up(KERN_MAX_GROUP * (size_t)list_capacity * 2 * f, 64);
+    at.amx = at.mass + align_up(group * (size_t)list_capacity * 6 * f, 64);
     at.bytes = at.amx + attn_amx_bytes(head_dim);
     return at;
 }

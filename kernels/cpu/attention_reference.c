@@ -64,7 +64,7 @@ static uint64_t tile_bytes(const struct attn_job *j, const struct attn_tile *t) 
     for (int e = 0; e < t->n_entries; e++) {
         uint64_t any = 0;
         for (int r = 0; r < t->n_rows; r++) any |= attn_visible(j, t, t->row + r, e);
-        if (any) n += row * (uint64_t)(KERN_BLOCK + KERN_BLOCK - __builtin_clzll(any));
+        if (any) n += row * attn_n_read(attn_quarters(j, t, e), any);
     }
     return n;
 }
@@ -91,10 +91,10 @@ static void combine(const struct attn_job *j, const struct attn_tile *t) {
         }
 }
 
-/* Sum of exp(score - top) over the tokens of entry e that the row sees. */
+/* Sum of exp(score - top) over the tokens of the entry's quarters that the row sees. */
 static double entry_sum(const struct attn_job *j, const struct attn_tile *t, int row,
-                        const float *q, double top, int e) {
-    uint64_t seen = attn_visible(j, t, row, e);
+                        const float *q, double top, int e, unsigned quarters) {
+    uint64_t seen = attn_visible(j, t, row, e) & attn_quarter_tokens(quarters);
     double sum = 0;
     for (int x = 0; x < KERN_BLOCK; x++)
         if (seen >> x & 1) sum += exp(score(j, q, attn_page(j, t, e, false), x) - top);
@@ -109,9 +109,14 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
         for (int g = 0; g < j->group; g++) {
             const float *q = query(j, t, row, g);
             double top = top_score(j, t, row, q), sum = 0;
-            for (int e = 0; e < t->n_entries; e++) sum += entry_sum(j, t, row, q, top, e);
-            for (int e = 0; e < t->n_entries && sum > 0; e++)
-                attn_add_mass(j, t, row, g, e, entry_sum(j, t, row, q, top, e) / sum);
+            for (int e = 0; e < t->n_entries; e++) sum += entry_sum(j, t, row, q, top, e, 15);
+            for (int e = 0; e < t->n_entries && sum > 0; e++) {
+                float part[4];
+                for (unsigned i = 0; i < 4 && j->taps->quarter_mass; i++)
+                    part[i] = (float)entry_sum(j, t, row, q, top, e, 1u << i);
+                attn_add_mass(j, t, row, g, e, entry_sum(j, t, row, q, top, e, 15) / sum);
+                if (j->taps->quarter_mass) attn_add_quarters(j, t, row, e, part, sum);
+            }
         }
     }
 }

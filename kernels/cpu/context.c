@@ -207,6 +207,7 @@ void cpu_info(const struct kern *k, struct kern_device_info *out) {
     snprintf(out->name, sizeof out->name, "CPU %s; %d thread%s", isa_title(c), n,
              n == 1 ? "" : "s");
     out->is_host = true;
+    out->quarters = true;
     out->memory_bytes = meminfo("MemTotal");
     out->free_bytes = meminfo("MemAvailable");
     cgroup_memory(&out->memory_bytes, &out->free_bytes);

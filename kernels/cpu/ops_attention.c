@@ -108,7 +108,7 @@ size_t kern_cpu_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, 
     size_t slot_bytes = (size_t)((head_dim + 15) / 16 * 16 + 16) * sizeof(float);
     return align_up(max_tiles(rows, n_seqs, n_heads) * sizeof(struct attn_tile), 64) +
            max_slots(n_rows, n_heads, n_threads) * slot_bytes +
-           (size_t)n_threads * attn_layout(head_dim, list_capacity).bytes;
+           (size_t)n_threads * attn_layout(n_heads, head_dim, list_capacity).bytes;
 }
 
 /* Leading entries of a list that begin at or before `position`; blocks ascend. */
@@ -255,7 +255,7 @@ int kern_cpu_attention(struct kern *k, const struct kern_batch *b, const struct 
     j.slots = (float *)(void *)((uint8_t *)scratch + align_up(tile_bytes, 64));
     size_t n_slots = max_slots(n_rows, n_heads, n_threads);
     j.thread_scratch = (uint8_t *)(j.slots + n_slots * (size_t)j.slot_floats);
-    j.thread_scratch_bytes = attn_layout(kv->head_dim, lists->capacity).bytes;
+    j.thread_scratch_bytes = attn_layout(n_heads, kv->head_dim, lists->capacity).bytes;
     cut_tiles(&j);
     cut_items(&j, n_threads);
     threads_run(c->threads, attention_share, &j);

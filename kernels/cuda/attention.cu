@@ -47,6 +47,7 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
         a.mass = taps->mass_line ? taps->mass : NULL;
         a.head_mass = taps->mass_line ? taps->head_mass : NULL;
         a.mass_line = taps->mass_line;
+        a.mass_head_stride = taps->mass_head_stride;
         a.ancestors = taps->ancestors;
         a.kv_bytes = (unsigned long long *)taps->kv_bytes_read;
     }

@@ -39,6 +39,7 @@ struct attn_args {
     /* Taps; each may be NULL. */
     float *mass, *head_mass;
     const int32_t *mass_line; /* not NULL where one of the two is there */
+    int mass_head_stride;
     const uint64_t *ancestors;
     unsigned long long *kv_bytes;
     /* Scratch of the call, shared by the classes. */

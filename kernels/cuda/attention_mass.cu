@@ -150,7 +150,7 @@ __device__ static inline bool find_lines(const attn_args &a, const query_place (
     for (int h = 0; h < 2; h++) {
         line[h] = -1;
         if (at[h].position < 0) continue;
-        line[h] = a.mass_line[at[h].row] + (int)blockIdx.x * a.head_stride;
+        line[h] = a.mass_line[at[h].row] + (int)blockIdx.x * a.mass_head_stride;
         least = min(least, line[h]);
         most = max(most, line[h]);
     }
