@@ -154,9 +154,6 @@ struct engine_request {
     uint64_t list_id; /* of the epoch's lists, nobody else's */
     bool has_quarters;
     uint64_t n_left; /* positions that they leave out, summed over deep layers and KV heads */
-    uint64_t
-        border_key[2]; /* of the tokens before the newest border of its prompt that was keyed */
-    int n_keyed;       /* that border */
     struct target_epoch epoch;
     bool wants_selection, wants_wide; /* before its next pass */
     bool counts_more;                 /* its penalty counts hold tokens that were not committed */

@@ -7,8 +7,9 @@
  * of a chunk could not share its pages.
  *
  * Who finds cached pages goes on in the middle of a chunk, whose list needs states that are gone.
- * So lists are remembered, under the tokens that they were made of, in a table of fixed size; where
- * one is not known (any more) less of what is cached is taken, down to where it is not needed. */
+ * So lists are remembered in a table of fixed size, under the cached block that ends at their
+ * border, which the pool found by comparing tokens; where one is not known (any more) less of what
+ * is cached is taken, down to where it is not needed. */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -20,7 +21,7 @@
 enum { N_SETS = 256, N_WAYS = 4, WORD_BITS = 64 };
 
 struct engine_known {
-    uint64_t key[2]; /* of the tokens and the law; 0, 0: an empty place */
+    uint64_t serial; /* of the cached block at the border; 0: an empty place */
     uint64_t used;   /* the greater, the later */
 };
 
@@ -48,21 +49,22 @@ void engine__prefill_close(struct engine *g) {
     free(g->known.entry);
 }
 
-/* The place of a key in its set; the one to be taken for it where it is not there. */
-static size_t place_of(const struct engine *g, const uint64_t key[2], bool *found) {
-    size_t first = (size_t)(key[0] % N_SETS) * N_WAYS, oldest = first;
+/* The place of a serial in its set; the one to be taken for it where it is not there. */
+static size_t place_of(const struct engine *g, uint64_t serial, bool *found) {
+    size_t set = (size_t)(XXH3_64bits(&serial, sizeof serial) % N_SETS);
+    size_t first = set * N_WAYS, oldest = first;
     for (size_t i = first; i < first + N_WAYS; i++) {
         const struct engine_known *k = &g->known.entry[i];
-        *found = k->key[0] == key[0] && k->key[1] == key[1];
+        *found = k->serial == serial;
         if (*found) return i;
         if (k->used < g->known.entry[oldest].used) oldest = i;
     }
     return oldest;
 }
 
-static bool is_known(const struct engine *g, const uint64_t key[2]) {
+static bool is_known(const struct engine *g, uint64_t serial) {
     bool found;
-    place_of(g, key, &found);
+    place_of(g, serial, &found);
     return found;
 }
 
@@ -70,21 +72,40 @@ static uint64_t *bits_of(const struct engine *g, size_t place) {
     return g->known.bits + place * n_words(&g->sizes);
 }
 
-static void remember(struct engine *g, const struct engine_request *r) {
+/* ---- Cached blocks ---- */
+
+static struct kvpool_walk walk_of(const struct engine_request *r) {
+    return (struct kvpool_walk){
+        .salt = engine__prefill_salt(r), .conversation = engine__sparse_owner(r), .node = -1};
+}
+
+/* Along the blocks of its prompt to `to`, where `at` were passed; false: not all are cached. */
+static bool walk_to(const struct engine *g, const struct engine_request *r, struct kvpool_walk *w,
+                    int at, int to) {
+    for (; at < to; at += KVPOOL_BLOCK)
+        if (!kvpool_walk_next(g->pool, w, r->ids + at)) return false;
+    return true;
+}
+
+/* A prompt whose blocks the full cache did not take needs no list: nobody will find its pages. */
+static void remember(struct engine *g, const struct engine_request *r, int border) {
     bool found;
-    if (!g->known.entry) return;
-    size_t i = place_of(g, r->border_key, &found);
+    struct kvpool_walk w = walk_of(r);
+    if (!g->known.entry || !walk_to(g, r, &w, 0, border)) return;
+    size_t i = place_of(g, w.serial, &found);
     uint64_t *bits = bits_of(g, i);
-    memcpy(g->known.entry[i].key, r->border_key, sizeof r->border_key);
+    g->known.entry[i].serial = w.serial;
     g->known.entry[i].used = ++g->known.clock;
     memset(bits, 0, n_words(&g->sizes) * sizeof *bits);
     for (int k = 0; k < r->n_kept; k++)
         bits[r->read[k] / WORD_BITS] |= (uint64_t)1 << (r->read[k] % WORD_BITS);
 }
 
-static bool recall(struct engine *g, struct engine_request *r) {
+static bool recall(struct engine *g, struct engine_request *r, int border) {
     bool found;
-    size_t i = place_of(g, r->border_key, &found);
+    struct kvpool_walk w = walk_of(r);
+    if (!walk_to(g, r, &w, 0, border)) return false;
+    size_t i = place_of(g, w.serial, &found);
     const uint64_t *bits = bits_of(g, i);
     if (!found) return false;
     g->known.entry[i].used = ++g->known.clock;
@@ -92,24 +113,6 @@ static bool recall(struct engine *g, struct engine_request *r) {
     for (int b = 0; b < r->n_ranked; b++)
         if (bits[b / WORD_BITS] >> (b % WORD_BITS) & 1) r->read[r->n_kept++] = b;
     return true;
-}
-
-/* Carry a key from a border to the next. */
-static void step_key(const struct engine_request *r, uint64_t key[2], int border) {
-    size_t n = (size_t)r->sparse.prefill_chunk;
-    for (int i = 0; i < 2; i++)
-        key[i] = XXH3_64bits_withSeed(r->ids + border, n * sizeof *r->ids, key[i] + (uint64_t)i);
-}
-
-static void begin_key(const struct engine_request *r, uint64_t key[2]) {
-    key[0] = engine__prefill_salt(r);
-    key[1] = ~key[0];
-}
-
-static void carry_key(struct engine_request *r, int border) {
-    if (r->n_keyed == 0) begin_key(r, r->border_key);
-    for (; r->n_keyed < border; r->n_keyed += r->sparse.prefill_chunk)
-        step_key(r, r->border_key, r->n_keyed);
 }
 
 /* ---- Where a request may go on ---- */
@@ -127,15 +130,14 @@ static bool by_states(const struct engine_request *r) {
 
 int engine__prefill_hit(const struct engine *g, const struct engine_request *r, int most) {
     int chunk = r->sparse.prefill_chunk, first = target_prefill_first(&r->sparse), border = 0;
-    uint64_t key[2];
+    struct kvpool_walk w = walk_of(r);
     if (r->prefill_law == 0 || !by_states(r) || most < first) return most;
     /* A block before each border is computed anew, which fills the ring of states. */
     int n = first - KVPOOL_BLOCK;
-    begin_key(r, key);
     for (; border + chunk <= most; border += chunk) {
-        step_key(r, key, border);
         int next = border + chunk;
-        if (next < first || (target_prefill_selects(&r->sparse, next) && !is_known(g, key)))
+        if (!walk_to(g, r, &w, border, next)) break;
+        if (next < first || (target_prefill_selects(&r->sparse, next) && !is_known(g, w.serial)))
             continue;
         n = next + chunk - KVPOOL_BLOCK;
     }
@@ -178,10 +180,7 @@ void engine__prefill_select(struct engine *g, struct engine_request *r, const fl
                             float *scratch) {
     select_blocks(r, r->n_kv, score, scratch);
     r->wants_selection = false;
-    if (by_states(r) && r->use_cache) {
-        carry_key(r, r->n_kv);
-        remember(g, r);
-    }
+    if (by_states(r) && r->use_cache) remember(g, r, r->n_kv);
     read_list(g, r, true);
 }
 
@@ -199,9 +198,8 @@ void engine__prefill_resume(struct engine *g, struct engine_request *r) {
         read_list(g, r, false);
         return;
     }
-    carry_key(r, border);
     r->n_ranked = target_n_blocks(border);
-    bool known = recall(g, r);
+    bool known = recall(g, r, border);
     ASSERT(known); /* engine__prefill_hit saw to it */
     read_list(g, r, false);
 }

@@ -193,6 +193,17 @@ enum kvpool_origin { KVPOOL_PROMPT, KVPOOL_GENERATED };
 void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n_committed,
                          enum kvpool_origin origin);
 
+/* A walk along the cached blocks of a prompt as kvpool_seq_open would find them, for what its
+ * caller knows of them. Begin with node -1; valid until the pool changes. */
+struct kvpool_walk {
+    uint64_t salt, conversation;
+    int32_t node;
+    uint64_t serial; /* of the block reached: no other block of this pool ever has it */
+};
+/* Step to the block of the next tokens[KVPOOL_BLOCK]; false: it is not cached. Blocks are compared
+ * token by token: an equal serial is an equal text from the prompt's first token on. */
+bool kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32_t *tokens);
+
 /* Close: references dropped, reservation returned; pages that the cache holds stay cached. */
 void kvpool_seq_close(struct kvpool *p, int seq);
 

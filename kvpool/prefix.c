@@ -77,6 +77,14 @@ int32_t kvpool__prefix_next(const struct kvpool *p, int32_t parent, uint64_t sal
     return kvpool__prefix_find(p, parent, salt, conversation, tokens);
 }
 
+bool kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32_t *tokens) {
+    int32_t next = kvpool__prefix_next(p, w->node, w->salt, w->conversation, tokens);
+    if (next < 0) return false;
+    w->node = next;
+    w->serial = p->nodes[next].serial;
+    return true;
+}
+
 /* ---- Order of last use: every node that holds an unused page, youngest first ---- */
 
 static struct list *lru_of(struct kvpool *p, const struct prefix_node *n) {

@@ -57,6 +57,19 @@ static void test_kvpool_collisions(void) {
         assert_int_equal(serve(p, t[i], 192, false, 7), i % 2 ? 64 : 0);
     }
     for (int i = 0; i < 8; i++) assert_int_equal(serve(p, t[i], 192, false, 7), 128);
+    /* A walk tells prompts apart where they part, and finds none of another tenant. */
+    uint64_t serial[8][2];
+    for (int i = 0; i < 8; i++) {
+        struct kvpool_walk w = {.salt = 7, .node = -1}, other = {.salt = 8, .node = -1};
+        for (int b = 0; b < 2; b++) {
+            assert_true(kvpool_walk_next(p, &w, t[i] + 64 * b));
+            serial[i][b] = w.serial;
+            for (int k = 0; k < i; k++)
+                assert_true((serial[k][b] == w.serial) == (b == 0 && k / 2 == i / 2));
+        }
+        assert_false(kvpool_walk_next(p, &w, t[i] + 64)); /* another text */
+        assert_false(kvpool_walk_next(p, &other, t[i]));
+    }
     /* The same block text behind another block is another block. */
     int32_t moved[192];
     memcpy(moved, t[0] + 64, 64 * sizeof *moved);
