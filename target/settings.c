@@ -228,10 +228,14 @@ static int check_exact(const struct target_settings *s, struct err *e) {
         return err_raise(e, E_INVALID,
                          "exact %d, sparse \"off\": exact verifies what sparse reading proposes",
                          n);
-    if (n > 0 && asks_for_reselect(s))
+    if (n > 0 && asks_for_reselect(s)) {
+        const char *name = target_reselect_name(s->reselect);
+        char tokens[16];
+        snprintf(tokens, sizeof tokens, "%d", s->reselect);
         return err_raise(e, E_INVALID,
-                         "exact %d, reselect %d: exact selects anew after each dense pass", n,
-                         s->reselect);
+                         "exact %d, reselect %s: exact selects anew after each dense pass", n,
+                         name ? name : tokens);
+    }
     return 0;
 }
 
