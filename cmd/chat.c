@@ -521,7 +521,8 @@ static void set_sparsity(struct client_settings *s, const struct sparsity_flags 
     if (f->reselector) client_set_text(s, "reselector", f->reselector, strlen(f->reselector));
     if (f->s.surprise >= 0) client_set_real(s, "surprise", f->s.surprise);
     if (f->exact) client_set_int(s, "exact", f->s.exact);
-    if (f->sparse_prefill) client_set_text(s, "prefill", "sparse", 6);
+    if (f->sparse_prefill > 0) client_set_text(s, "prefill", "sparse", 6);
+    if (f->sparse_prefill == 0) client_set_text(s, "prefill", "dense", 5);
     if (f->s.prefill_dense >= 0) client_set_int(s, "prefill_dense", f->s.prefill_dense);
     if (f->s.prefill_chunk >= 0) client_set_int(s, "prefill_chunk", f->s.prefill_chunk);
     if (f->lists) client_set_text(s, "lists", f->lists, strlen(f->lists));

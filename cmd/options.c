@@ -125,6 +125,7 @@ static int set_value(const struct options *o, const struct option *t, const char
             return options_error(o, "--%s: '%s' is not a size (512M, 2GiB)", t->name, s);
         break;
     case OPTION_FLAG:
+    case OPTION_SWITCH:
     case OPTION_GROUP:
         return options_error(o, "--%s takes no value ('%s')", t->name, s);
     }
@@ -154,7 +155,7 @@ static const struct option *find(const struct options *o, const char *name, size
             if ((strlen(t->name) == n && !strncmp(t->name, name, n)) ||
                 is_alias(t->alias, name, n)) {
                 *negated = pass == 1;
-                return pass == 1 && t->kind != OPTION_FLAG ? NULL : t;
+                return pass == 1 && t->kind != OPTION_FLAG && t->kind != OPTION_SWITCH ? NULL : t;
             }
         }
         if (n < 4 || strncmp(name, "no-", 3) != 0) return NULL;
@@ -206,6 +207,10 @@ int options_parse(struct options *o, int argc, char **argv) {
         if (!t) return unknown(o, w);
         if (t->kind == OPTION_FLAG && !value) {
             *(bool *)t->out = !negated;
+            continue;
+        }
+        if (t->kind == OPTION_SWITCH && !value) {
+            *(int *)t->out = !negated;
             continue;
         }
         if (!value) {

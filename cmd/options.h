@@ -10,6 +10,7 @@
 
 enum option_kind {
     OPTION_FLAG,   /* bool *: set to true; --no-NAME sets false */
+    OPTION_SWITCH, /* int *: set to 1; --no-NAME sets 0; what it was says that neither was typed */
     OPTION_INT,    /* int * in [lo, hi] */
     OPTION_DOUBLE, /* double * in [lo, hi] */
     OPTION_BYTES,  /* size_t *: "512M", "2GiB", "1.5g"; in [lo, hi] bytes */

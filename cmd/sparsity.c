@@ -6,7 +6,7 @@
 #include "cmd/text.h"
 
 void sparsity_flags_init(struct sparsity_flags *f) {
-    *f = (struct sparsity_flags){0};
+    *f = (struct sparsity_flags){.sparse_prefill = -1};
     target_settings_unset(&f->s);
 }
 
@@ -43,8 +43,9 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
                              f->exact, TARGET_MOST_EXACT);
     if (f->lists && target_lists_parse(&f->s.lists, f->lists, strlen(f->lists), &e))
         return options_error(o, "--lists: '%s' is not one of one, layer, head", f->lists);
-    if (f->sparse_prefill) f->s.prefill = TARGET_PREFILL_SPARSE;
-    bool check = f->s.exact > 0 || f->sparse_prefill || f->s.prefill_chunk > 0 ||
+    if (f->sparse_prefill >= 0)
+        f->s.prefill = f->sparse_prefill ? TARGET_PREFILL_SPARSE : TARGET_PREFILL_DENSE;
+    bool check = f->s.exact > 0 || f->sparse_prefill > 0 || f->s.prefill_chunk > 0 ||
                  target_has_lists(&f->s) || target_has_quarters(&f->s);
     if (check && target_settings_check(&f->s, &e)) return options_error(o, "%s", e.message);
     return -1;

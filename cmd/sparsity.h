@@ -11,7 +11,7 @@
 /* As typed; NULL: not. The numbers stand in the settings themselves. */
 struct sparsity_flags {
     const char *selector, *keep, *threshold, *reselect, *reselector, *exact, *lists;
-    bool sparse_prefill;
+    int sparse_prefill; /* 1, 0 taken back, -1 not typed */
     struct target_settings s; /* what the flags fill */
 };
 
@@ -47,8 +47,9 @@ struct sparsity_flags {
     {OPTION_STRING, "exact", NULL, 0, &(f)->exact, "N", 0, 0,                                      \
      "the dense answer: sparse reading proposes up to N tokens (1..16, on: 16), then a dense pass "\
      "verifies them; off", "off"},                                                                 \
-    {OPTION_FLAG, "sparse-prefill", NULL, 0, &(f)->sparse_prefill, NULL, 0, 0,                     \
-     "the prompt, too: chunks behind a dense start read what --reselector keeps", "no"},           \
+    {OPTION_SWITCH, "sparse-prefill", NULL, 0, &(f)->sparse_prefill, NULL, 0, 0,                   \
+     "the prompt, too: chunks behind a dense start read what --reselector keeps "                  \
+     "(--no-sparse-prefill takes it back)", "no"},                                                 \
     {OPTION_INT, "prefill-dense", NULL, 0, &(f)->s.prefill_dense, "N", 0, TARGET_MOST_BLOCKS,      \
      "--sparse-prefill: tokens of the dense start, at least --min-blocks blocks", "2048"},         \
     {OPTION_INT, "prefill-chunk", NULL, 0, &(f)->s.prefill_chunk, "N", TARGET_BLOCK,               \

@@ -113,6 +113,11 @@ static void test_flags_sparse(void) {
     assert_int_equal(f.o.sparse.exact, 16);
     taken(&f, "-m t --exact 3 --sparse mean");
     assert_int_equal(f.o.sparse.exact, 3);
+    assert_int_equal(f.o.sparse.prefill, TARGET_UNSET);
+    taken(&f, "-m t --sparse mean --sparse-prefill");
+    assert_int_equal(f.o.sparse.prefill, TARGET_PREFILL_SPARSE);
+    taken(&f, "-m t --sparse mean --sparse-prefill --no-sparse-prefill");
+    assert_int_equal(f.o.sparse.prefill, TARGET_PREFILL_DENSE);
     taken(&f, "-m t --exact off --sparse off");
     assert_int_equal(f.o.sparse.exact, 0);
     taken(&f, "-m t --lists head --sparse observed");
