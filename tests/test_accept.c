@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "kernels/cpu/cpu.h"
+#include "tests/accept_victim.h"
 #include "tests/sample_twin.h"
 
 static struct kern *open_kern(const char *isa, int n_threads) {
@@ -47,23 +48,6 @@ static void sample(struct kern *k, int n, int vocab, const int32_t *ids, const f
 static const char *const sets[] = {"plain", "avx2", "avx512"};
 enum { N_SETS = sizeof sets / sizeof *sets };
 
-/* Settings of all sorts. */
-static struct kern_sample mixed_params(int i) {
-    struct kern_sample p = twin_neutral();
-    p.temperature = i % 4 == 3 ? 0 : i % 2 ? 0.7f : 1.1f;
-    p.top_k = i % 3 == 1 ? 20 : 0;
-    p.top_p = i % 5 == 2 ? 0.9f : 1;
-    p.min_p = i % 7 == 3 ? 0.02f : 0;
-    p.gumbel = i % 6 == 4;
-    p.seed = (uint64_t)i / 3;
-    p.position = i;
-    p.n_logprobs = i % 4 == 1 ? 5 : 0;
-    p.want_logprob = i % 8 == 2;
-    p.n_banned = i % 9 == 5 ? 2 : 0;
-    p.banned[0] = 3, p.banned[1] = 11;
-    return p;
-}
-
 /* A round of no draft token is `sample`, bit for bit, log-probabilities included. */
 static void test_accept_no_draft(void) {
     enum { N = 60, VOCAB = 1003, STRIDE = 1010 };
@@ -74,7 +58,7 @@ static void test_accept_no_draft(void) {
     int32_t n_accepted[N];
     twin_logits(x, N * STRIDE, 7, 2);
     for (int i = 0; i < N; i++) {
-        p[i] = mixed_params(i);
+        p[i] = accept_mixed(i);
         rounds[i] = (struct kern_round){0, N - 1 - i, 0, i % 2 - 1};
     }
     x[5 * STRIDE + 17] = NAN;
@@ -109,7 +93,7 @@ static void test_accept_matches_draws(void) {
         if (!k) continue;
         int n_full = 0, n_cut = 0;
         for (int r = 0; r < ROWS; r++) {
-            p[r] = mixed_params(r);
+            p[r] = accept_mixed(r);
             if (r / (KERN_MAX_DRAFT + 1) % 3 == 0) p[r].temperature = 0;
             if (r / (KERN_MAX_DRAFT + 1) % 3 == 1) p[r].gumbel = 1;
         }
@@ -156,7 +140,7 @@ static void test_accept_identical(void) {
     for (int i = 0; i < N; i++) {
         twin_logits(x, ROWS * VOCAB, (uint64_t)i + 20, 1.5f);
         for (int r = 0; r < ROWS; r++) {
-            p[r] = mixed_params(i);
+            p[r] = accept_mixed(i);
             p[r].gumbel = i % 2;
             p[r].position = r;
             if (r == D) break;
@@ -201,7 +185,7 @@ static void test_accept_twin(void) {
             twin_logits(x, ROWS * VOCAB, (uint64_t)i + 5000, 1.5f);
             twin_logits(y, ROWS * VOCAB, (uint64_t)i + 15000, 0.6f);
             for (int r = 0; r <= round.n_draft; r++) {
-                p[r] = mixed_params(i);
+                p[r] = accept_mixed(i);
                 if (p[r].temperature == 0) p[r].temperature = 0.5f;
                 p[r].gumbel = 0;
                 p[r].position = 10 + r;
@@ -252,7 +236,7 @@ static void test_accept_recent(void) {
         memset(output, 0, sizeof output);
         twin_logits(x, ROWS * VOCAB, (uint64_t)i + 60, 0.5f);
         for (int r = 0; r < ROWS; r++) {
-            p[r] = mixed_params(i);
+            p[r] = accept_mixed(i);
             p[r].history = 0;
             p[r].position = r;
             p[r].presence_penalty = 2;
@@ -280,116 +264,17 @@ static void test_accept_recent(void) {
     k->ops->close(k);
 }
 
-enum { V = 8 };
-
-/* One round of two draft tokens over 8 tokens, to be broken. */
-struct victim {
-    float x[3 * V], q[2 * V];
-    struct kern_sample p[3];
-    int32_t draft[2], n_accepted;
-    struct kern_round round;
-    struct kern_draft_probs probs;
-    struct kern_sampled out[3];
-};
-
-static void victim_make(struct victim *v, bool with_q) {
-    *v = (struct victim){.draft = {2, 5}, .round = {2, 0, 0, with_q ? 0 : -1}};
-    v->probs = (struct kern_draft_probs){v->q, V, V, NULL};
-    for (int r = 0; r < 3; r++) {
-        v->p[r] = twin_neutral();
-        v->p[r].position = r;
-        v->p[r].temperature = 0;
-        if (r < 2) v->x[r * V + v->draft[r]] = 9, v->q[r * V + v->draft[r]] = 1;
-    }
-    v->x[2 * V + 6] = 9;
+static void run_victim(void *backend, struct victim *v) {
+    enum { V = VICTIM_VOCAB };
     memset(v->out, 0xee, sizeof v->out);
-}
-
-static void victim_check(struct kern *k, struct victim *v, int n_accepted, int32_t token) {
-    accept(k, 1, V, v->x, V, v->p, NULL, &v->round, v->draft, &v->probs, &v->n_accepted, v->out);
-    assert_int_equal(v->n_accepted, n_accepted);
-    for (int r = 0; r < n_accepted; r++) assert_int_equal(v->out[r].token, v->draft[r]);
-    assert_int_equal(v->out[n_accepted].token, token);
-    for (int r = n_accepted + 1; r < 3; r++)
-        for (size_t b = 0; b < sizeof v->out[r]; b++)
-            assert_int_equal(((uint8_t *)&v->out[r])[b], 0xee);
+    accept(backend, 1, V, v->x, V, v->p, NULL, &v->round, v->draft, &v->probs, v->n_accepted,
+           v->out);
 }
 
 static void test_accept_hostile(void) {
     struct kern *k = open_kern(NULL, 2);
-    struct victim v;
-    static const float bad_q[] = {NAN, -1, -1e-30f, INFINITY, -INFINITY};
-    static const int32_t bad_tokens[] = {-1, V, INT32_MAX, INT32_MIN};
-    for (int with_q = 0; with_q < 2; with_q++) {
-        victim_make(&v, with_q);
-        victim_check(k, &v, 2, 6);
-        for (int row = 0; row < 3; row++) {
-            for (int at = 0; at < V; at++) {
-                victim_make(&v, with_q);
-                v.x[row * V + at] = NAN;
-                victim_check(k, &v, row, -1);
-            }
-            victim_make(&v, with_q); /* nothing left to draw */
-            v.p[row].n_banned = V;
-            for (int i = 0; i < V; i++) v.p[row].banned[i] = i;
-            victim_check(k, &v, row, -1);
-            victim_make(&v, with_q);
-            v.x[row * V + 3] = INFINITY; /* chance cannot choose */
-            v.p[row].temperature = 1;
-            victim_check(k, &v, row, -1);
-        }
-        /* A NaN behind the end of a round is not looked at. */
-        victim_make(&v, with_q);
-        v.draft[0] = 4;
-        v.q[2] = 0, v.q[4] = 1;
-        v.x[V + 1] = v.x[2 * V + 1] = NAN;
-        victim_check(k, &v, 0, 2);
-        for (int i = 0; i < 4; i++) {
-            victim_make(&v, with_q);
-            v.draft[1] = bad_tokens[i];
-            victim_check(k, &v, 1, with_q ? -1 : 5);
-        }
-    }
-    for (int i = 0; i < 5; i++) {
-        victim_make(&v, true);
-        v.q[V + 5] = bad_q[i];
-        victim_check(k, &v, 1, -1);
-        victim_make(&v, true); /* elsewhere: seen where the residual needs it */
-        v.draft[0] = 4;
-        v.q[4] = 1;
-        v.q[2] = bad_q[i];
-        victim_check(k, &v, 0, -1);
-    }
-    /* A draft token that q calls impossible: the target alone decides. */
-    victim_make(&v, true);
-    memset(v.q, 0, sizeof v.q);
-    victim_check(k, &v, 2, 6);
-    v.draft[0] = 4;
-    memset(v.out, 0xee, sizeof v.out);
-    victim_check(k, &v, 0, 2);
-    /* No residual is left, though q's token was another one: p decides. */
-    victim_make(&v, true);
-    v.draft[0] = 4;
-    v.q[4] = 1, v.q[2] = 1;
-    victim_check(k, &v, 0, 2);
-    v.p[0].temperature = 1; /* the same with every token in play */
-    for (int i = 0; i < V; i++) v.q[i] = 1;
-    for (int seed = 0; seed < 50; seed++) {
-        v.p[0].seed = (uint64_t)seed;
-        accept(k, 1, V, v.x, V, v.p, NULL, &v.round, v.draft, &v.probs, &v.n_accepted, v.out);
-        assert_in_range(v.out[0].token, 0, V - 1);
-    }
-    /* A head that lacks the draft token's column, or ends before it. */
-    static const int32_t ids[2] = {0, 7};
-    victim_make(&v, true);
-    v.probs = (struct kern_draft_probs){v.q, 2, 2, ids};
-    memset(v.q, 0, sizeof v.q);
-    victim_check(k, &v, 2, 6);
-    victim_make(&v, true);
-    v.probs.n = 1;
-    v.q[0] = v.q[V] = 0;
-    victim_check(k, &v, 2, 6);
-    accept(k, 0, V, NULL, V, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    victims_check(run_victim, k);
+    accept(k, 0, 8, NULL, 8, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
     k->ops->close(k);
 }
 
@@ -408,7 +293,7 @@ static void test_accept_independent(void) {
     twin_logits(y, ROWS * VOCAB, 31, 0.3f);
     for (int i = 0; i < ROWS * VOCAB; i++) y[i] += x[i];
     for (int r = 0; r < ROWS; r++) {
-        p[r] = mixed_params(r / (KERN_MAX_DRAFT + 1));
+        p[r] = accept_mixed(r / (KERN_MAX_DRAFT + 1));
         p[r].position = r % (KERN_MAX_DRAFT + 1);
         d[r] = p[r];
         d[r].purpose = RNG_DRAFT;

@@ -12,6 +12,7 @@
 
 #include "base/err.h"
 #include "base/rng.h"
+#include "tests/accept_victim.h"
 #include "tests/sample_twin.h"
 
 static struct kern *cpu_fast(void) {
@@ -132,23 +133,6 @@ static void sample(struct side *s, int n, int vocab, const int32_t *ids, const f
     k->ops->unreserve(k, scratch);
 }
 
-/* Settings of all sorts. */
-static struct kern_sample mixed(int i) {
-    struct kern_sample p = twin_neutral();
-    p.temperature = i % 4 == 3 ? 0 : i % 2 ? 0.7f : 1.1f;
-    p.top_k = i % 3 == 1 ? 20 : 0;
-    p.top_p = i % 5 == 2 ? 0.9f : 1;
-    p.min_p = i % 7 == 3 ? 0.02f : 0;
-    p.gumbel = i % 6 == 4;
-    p.seed = (uint64_t)i / 3;
-    p.position = i;
-    p.n_logprobs = i % 4 == 1 ? 5 : 0;
-    p.want_logprob = i % 8 == 2;
-    p.n_banned = i % 9 == 5 ? 2 : 0;
-    p.banned[0] = 3, p.banned[1] = 11;
-    return p;
-}
-
 static bool same_logprob(float got, float want) {
     return got == want || fabsf(got - want) <= 2e-6f + 2e-7f * fabsf(want);
 }
@@ -189,7 +173,7 @@ static void check_no_draft(struct side *s, int vocab) {
     int32_t n_accepted[N + 1];
     twin_logits(x, (int)(N * stride), 7, 2);
     for (int i = 0; i < N; i++) {
-        p[i] = mixed(i);
+        p[i] = accept_mixed(i);
         rounds[i] = (struct kern_round){0, N - 1 - i, 0, i % 2 - 1};
     }
     x[5 * stride + 17] = NAN;
@@ -271,7 +255,7 @@ static void mix_fill(struct mix *m, struct side *cpu, int salt) {
     h.recent = NULL;
     for (int r = 0; r < m->n_rows; r++) {
         int round = r / (KERN_MAX_DRAFT + 1), i = r % (KERN_MAX_DRAFT + 1);
-        struct kern_sample p = mixed(round + salt);
+        struct kern_sample p = accept_mixed(round + salt);
         p.position = 10 + i;
         p.gumbel = round % 3 == 2 && round % 2;
         if (round % 4 < 2) {
@@ -392,133 +376,24 @@ static void test_cuda_accept_independent(void) {
 
 /* ---- Hostile ------------------------------------------------------------------------------- */
 
-enum { V = 8 };
-
-/* One round of two draft tokens over 8 tokens, to be broken. */
-struct victim {
-    float x[3 * V], q[2 * V];
-    struct kern_sample p[3];
-    int32_t draft[2], n_accepted[2];
-    struct kern_round round;
-    struct kern_draft_probs probs;
-    struct kern_sampled out[4];
-};
-
-static void victim_make(struct victim *v, bool with_q) {
-    *v = (struct victim){.draft = {2, 5}, .round = {2, 0, 0, with_q ? 0 : -1}};
-    v->probs = (struct kern_draft_probs){v->q, V, V, NULL};
-    for (int r = 0; r < 3; r++) {
-        v->p[r] = twin_neutral();
-        v->p[r].position = r;
-        v->p[r].temperature = 0;
-        if (r < 2) v->x[r * V + v->draft[r]] = 9, v->q[r * V + v->draft[r]] = 1;
-    }
-    v->x[2 * V + 6] = 9;
-}
-
-static void victim_run(struct side *s, struct victim *v) {
+static void run_victim(void *backend, struct victim *v) {
+    enum { V = VICTIM_VOCAB };
     struct call c = {1, V, 3, 2, v->x, V, v->p, NULL, 0, &v->round, v->draft, &v->probs, 2};
-    accept(s, &c, v->n_accepted, v->out);
-}
-
-static void victim_check(struct side *s, struct victim *v, int n_accepted, int32_t token) {
-    victim_run(s, v);
-    assert_int_equal(v->n_accepted[0], n_accepted);
-    for (int r = 0; r < n_accepted; r++) assert_int_equal(v->out[r].token, v->draft[r]);
-    assert_int_equal(v->out[n_accepted].token, token);
-    for (int r = n_accepted + 1; r < 3; r++)
-        for (size_t b = 0; b < sizeof v->out[r]; b++)
-            assert_int_equal(((uint8_t *)&v->out[r])[b], 0xEE);
-}
-
-static void check_hostile_rows(struct side *s, bool with_q) {
-    static const int32_t bad_tokens[] = {-1, V, INT32_MAX, INT32_MIN};
-    struct victim v;
-    victim_make(&v, with_q);
-    victim_check(s, &v, 2, 6);
-    for (int row = 0; row < 3; row++) {
-        for (int at = 0; at < V; at++) {
-            victim_make(&v, with_q);
-            v.x[row * V + at] = NAN;
-            victim_check(s, &v, row, -1);
-        }
-        victim_make(&v, with_q); /* nothing left to draw */
-        v.p[row].n_banned = V;
-        for (int i = 0; i < V; i++) v.p[row].banned[i] = i;
-        victim_check(s, &v, row, -1);
-        victim_make(&v, with_q);
-        v.x[row * V + 3] = INFINITY; /* chance cannot choose */
-        v.p[row].temperature = 1;
-        victim_check(s, &v, row, -1);
-    }
-    /* A NaN behind the end of a round is not told. */
-    victim_make(&v, with_q);
-    v.draft[0] = 4;
-    v.q[2] = 0, v.q[4] = 1;
-    v.x[V + 1] = v.x[2 * V + 1] = NAN;
-    victim_check(s, &v, 0, 2);
-    for (int i = 0; i < 4; i++) {
-        victim_make(&v, with_q);
-        v.draft[1] = bad_tokens[i];
-        victim_check(s, &v, 1, with_q ? -1 : 5);
-    }
+    accept(backend, &c, v->n_accepted, v->out);
 }
 
 static void test_cuda_accept_hostile(void) {
     struct side s = {.k = cuda_or_skip()};
-    struct victim v;
-    static const float bad_q[] = {NAN, -1, -1e-30f, INFINITY, -INFINITY};
-    check_hostile_rows(&s, false);
-    check_hostile_rows(&s, true);
-    for (int i = 0; i < 5; i++)
-        for (int t = 0; t < 2; t++) {
-            victim_make(&v, true);
-            v.p[1].temperature = (float)t;
-            v.q[V + 5] = bad_q[i];
-            victim_check(&s, &v, 1, -1);
-            victim_make(&v, true); /* elsewhere: seen where the residual needs it */
-            v.p[0].temperature = (float)t;
-            v.draft[0] = 4;
-            v.q[4] = t ? 1e9f : 1; /* surely refused */
-            v.q[2] = bad_q[i];
-            victim_check(&s, &v, 0, -1);
-        }
-    /* A draft token that q calls impossible: the target alone decides. */
-    victim_make(&v, true);
-    memset(v.q, 0, sizeof v.q);
-    victim_check(&s, &v, 2, 6);
-    v.draft[0] = 4;
-    victim_check(&s, &v, 0, 2);
-    /* No residual is left, though q's token was another one: p decides. */
-    victim_make(&v, true);
-    v.draft[0] = 4;
-    v.q[4] = 1, v.q[2] = 1;
-    victim_check(&s, &v, 0, 2);
-    v.p[0].temperature = 1; /* the same with every token in play */
-    for (int i = 0; i < V; i++) v.q[i] = 1;
-    for (int seed = 0; seed < 50; seed++) {
-        v.p[0].seed = (uint64_t)seed;
-        victim_run(&s, &v);
-        assert_in_range(v.out[0].token, 0, V - 1);
-    }
-    /* A head that lacks the draft token's column, or ends before it. */
-    static const int32_t ids[2] = {0, 7};
-    victim_make(&v, true);
-    v.probs = (struct kern_draft_probs){v.q, 2, 2, ids};
-    memset(v.q, 0, sizeof v.q);
-    victim_check(&s, &v, 2, 6);
-    victim_make(&v, true);
-    v.probs.n = 1;
-    v.q[0] = v.q[V] = 0;
-    victim_check(&s, &v, 2, 6);
+    victims_check(run_victim, &s);
     assert_int_equal(
-        s.k->ops->accept(s.k, 0, V, NULL, V, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), 0);
+        s.k->ops->accept(s.k, 0, 8, NULL, 8, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), 0);
     side_close(&s);
 }
 
 /* ---- The law ------------------------------------------------------------------------------- */
 
 enum {
+    V = 8,
     N_HEAD = 5,
     N_CONTEXTS = 1 + V + V * V, /* of at most two tokens */
     N_JOINT = V * V * V,
