@@ -219,6 +219,18 @@ void peer_close(struct peer *p) {
     msgpack_zone_destroy(&p->zone);
 }
 
+void peer_start(struct spawned *s, struct peer *p, int step_us, int run) {
+    struct serve_options o;
+    peer_options(&o);
+    spawn_server(s, &o, step_us, run);
+    peer_open(p, s);
+}
+
+void peer_stop(struct spawned *s, struct peer *p) {
+    peer_close(p);
+    spawned_stop(s);
+}
+
 void peer_send_bytes(struct peer *p, const void *bytes, size_t n) {
     const char *b = bytes;
     while (n > 0) {

@@ -42,6 +42,10 @@ void peer_open(struct peer *p, const struct spawned *s);
 void peer_open_tcp(struct peer *p, int port);
 void peer_close(struct peer *p);
 
+/* A server with the usual options and one client; its end (spawned_stop) after the client's. */
+void peer_start(struct spawned *s, struct peer *p, int step_us, int run);
+void peer_stop(struct spawned *s, struct peer *p);
+
 /* Text to MessagePack: nil true false numbers 'str' [..] {k:v}; h'ff' is bin. */
 void pack_text(struct strbuf *out, const char *text);
 

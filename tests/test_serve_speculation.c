@@ -9,107 +9,93 @@
 #include "serve/rpc.h"
 #include "tests/peer.h"
 
-static void start(struct spawned *s, struct peer *p, int step_us, int run) {
-    struct serve_options o;
-    peer_options(&o);
-    spawn_server(s, &o, step_us, run);
-    peer_open(p, s);
-}
-
-static void stop(struct spawned *s, struct peer *p) {
-    peer_close(p);
-    spawned_stop(s);
-}
+static const struct {
+    const char *options, *message, *param;
+} refusals[] = {
+    {"'draft_tokens':17", "draft_tokens is 17, allowed is \"auto\" or [0, 16]", "draft_tokens"},
+    {"'draft_tokens':-1", "draft_tokens is -1, allowed is \"auto\" or [0, 16]", "draft_tokens"},
+    {"'draft_tokens':1e300", "draft_tokens is 1e+300, allowed is \"auto\" or [0, 16]",
+     "draft_tokens"},
+    {"'draft_tokens':1.5", "draft_tokens must be \"auto\" or an integer in [0, 16]",
+     "draft_tokens"},
+    {"'draft_tokens':'many'", "draft_tokens must be \"auto\" or an integer in [0, 16]",
+     "draft_tokens"},
+    {"'draft_tokens':true", "draft_tokens must be \"auto\" or an integer in [0, 16]",
+     "draft_tokens"},
+    {"'coupling':'tree'", "coupling is \"tree\", allowed is \"lossless\" or \"gumbel\"",
+     "coupling"},
+    {"'coupling':''", "coupling is \"\", allowed is \"lossless\" or \"gumbel\"", "coupling"},
+    {"'coupling':1", "coupling must be \"lossless\" or \"gumbel\", not an integer", "coupling"},
+    {"'sparse':'observe'",
+     "sparse is \"observe\", allowed is \"off\", \"all\", \"observed\", \"scorer\", "
+     "\"mean\", \"minmax\", \"bound\", \"recent\" or \"random\"",
+     "sparse"},
+    {"'sparse':true", "sparse must be a str or false, not a boolean", "sparse"},
+    {"'keep':0", "keep is 0, allowed is \"curve\" or (0, 1]", "keep"},
+    {"'keep':1.01", "keep is 1.01, allowed is \"curve\" or (0, 1]", "keep"},
+    {"'keep':'most'",
+     "keep is \"most\", allowed is \"curve\", (0, 1] or up to 8 points TOKENS:KEEP, tokens "
+     "ascending",
+     "keep"},
+    {"'keep':true", "keep must be \"curve\", points TOKENS:KEEP,... or a number in (0, 1]", "keep"},
+    {"'keep_blocks':-1", "keep_blocks is -1, allowed is [0, 1048576]", "keep_blocks"},
+    {"'min_blocks':0", "min_blocks is 0, allowed is [1, 1048576]", "min_blocks"},
+    {"'window_blocks':1.5", "window_blocks must be an integer, not 1.5", "window_blocks"},
+    {"'reserve':2", "reserve is 2, allowed is [0, 1]", "reserve"},
+    {"'keep_threshold':'low'", "keep_threshold must be a number, \"off\" or false, not a str",
+     "keep_threshold"},
+    {"'keep_threshold':1e300", "keep_threshold is 1e+300, allowed is [-1e+30, 1e+30]",
+     "keep_threshold"},
+    {"'smooth':1.5", "smooth is 1.5, allowed is [0, 1]", "smooth"},
+    {"'reselect':0",
+     "reselect is 0, allowed is \"off\", \"step\", \"surprise\" or [1, 1048576] tokens",
+     "reselect"},
+    {"'reselect':'often'",
+     "reselect is \"often\", allowed is \"off\", \"step\", \"surprise\" or [1, 1048576] "
+     "tokens",
+     "reselect"},
+    {"'reselect':1.5",
+     "reselect must be \"off\", \"step\", \"surprise\" or an integer in [1, 1048576]", "reselect"},
+    {"'exact':17", "exact is 17, allowed is true, false or [0, 16]", "exact"},
+    {"'exact':-1", "exact is -1, allowed is true, false or [0, 16]", "exact"},
+    {"'exact':2.5", "exact must be true, false or an integer in [0, 16], not a float", "exact"},
+    {"'exact':'on'", "exact must be true, false or an integer in [0, 16], not a str", "exact"},
+    {"'prefill':'none'", "prefill is \"none\", allowed is \"dense\" or \"sparse\"", "prefill"},
+    {"'prefill':true", "prefill must be a str, not a boolean", "prefill"},
+    {"'prefill_dense':-1", "prefill_dense is -1, allowed is [0, 1048576]", "prefill_dense"},
+    {"'lists':'heads'", "lists is \"heads\", allowed is \"one\", \"layer\" or \"head\"", "lists"},
+    {"'lists':3", "lists must be a str, not an integer", "lists"},
+    {"'quarters':0", "quarters is 0, allowed is [1, 4]", "quarters"},
+    {"'select2':-1", "select2 is -1, allowed is [0, 1048576]", "select2"},
+    {"'prefill_chunk':63", "prefill_chunk is 63, allowed is [64, 1048576]", "prefill_chunk"},
+    {"'reselector':'observed'",
+     "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"minmax\", "
+     "\"bound\", \"recent\" or \"random\"",
+     "reselector"},
+    {"'surprise':0", "surprise is 0, allowed is (0, 100]", "surprise"},
+    {"'lookup':1", "lookup must be true or false, not an integer", "lookup"},
+    {"'draft_model':'no'", "draft_model must be true or false, not a str", "draft_model"},
+    {"'drafted':'yes'", "drafted must be true or false, not a str", "drafted"},
+    {"'conversation':''", "conversation has 0 bytes, allowed is [1, 256]", "conversation"},
+    {"'conversation':-1", "conversation must be a str, an integer from 0 to 2^64 - 1, or false",
+     "conversation"},
+    {"'conversation':true", "conversation must be a str, an integer from 0 to 2^64 - 1, or false",
+     "conversation"},
+    {"'conversation':['a']", "conversation must be a str, an integer from 0 to 2^64 - 1, or false",
+     "conversation"},
+};
 
 /* Every refusal names the option, the value and what is allowed; the connection goes on. */
 static void test_serve_speculation_refusals(void) {
-    static const struct {
-        const char *options, *message, *param;
-    } cases[] = {
-        {"'draft_tokens':17", "draft_tokens is 17, allowed is \"auto\" or [0, 16]", "draft_tokens"},
-        {"'draft_tokens':-1", "draft_tokens is -1, allowed is \"auto\" or [0, 16]", "draft_tokens"},
-        {"'draft_tokens':1e300", "draft_tokens is 1e+300, allowed is \"auto\" or [0, 16]",
-         "draft_tokens"},
-        {"'draft_tokens':1.5", "draft_tokens must be \"auto\" or an integer in [0, 16]",
-         "draft_tokens"},
-        {"'draft_tokens':'many'", "draft_tokens must be \"auto\" or an integer in [0, 16]",
-         "draft_tokens"},
-        {"'draft_tokens':true", "draft_tokens must be \"auto\" or an integer in [0, 16]",
-         "draft_tokens"},
-        {"'coupling':'tree'", "coupling is \"tree\", allowed is \"lossless\" or \"gumbel\"",
-         "coupling"},
-        {"'coupling':''", "coupling is \"\", allowed is \"lossless\" or \"gumbel\"", "coupling"},
-        {"'coupling':1", "coupling must be \"lossless\" or \"gumbel\", not an integer", "coupling"},
-        {"'sparse':'observe'",
-         "sparse is \"observe\", allowed is \"off\", \"all\", \"observed\", \"scorer\", "
-         "\"mean\", \"minmax\", \"bound\", \"recent\" or \"random\"",
-         "sparse"},
-        {"'sparse':true", "sparse must be a str or false, not a boolean", "sparse"},
-        {"'keep':0", "keep is 0, allowed is \"curve\" or (0, 1]", "keep"},
-        {"'keep':1.01", "keep is 1.01, allowed is \"curve\" or (0, 1]", "keep"},
-        {"'keep':'most'",
-         "keep is \"most\", allowed is \"curve\", (0, 1] or up to 8 points TOKENS:KEEP, tokens "
-         "ascending",
-         "keep"},
-        {"'keep':true", "keep must be \"curve\", points TOKENS:KEEP,... or a number in (0, 1]",
-         "keep"},
-        {"'keep_blocks':-1", "keep_blocks is -1, allowed is [0, 1048576]", "keep_blocks"},
-        {"'min_blocks':0", "min_blocks is 0, allowed is [1, 1048576]", "min_blocks"},
-        {"'window_blocks':1.5", "window_blocks must be an integer, not 1.5", "window_blocks"},
-        {"'reserve':2", "reserve is 2, allowed is [0, 1]", "reserve"},
-        {"'keep_threshold':'low'", "keep_threshold must be a number, \"off\" or false, not a str",
-         "keep_threshold"},
-        {"'keep_threshold':1e300", "keep_threshold is 1e+300, allowed is [-1e+30, 1e+30]",
-         "keep_threshold"},
-        {"'smooth':1.5", "smooth is 1.5, allowed is [0, 1]", "smooth"},
-        {"'reselect':0",
-         "reselect is 0, allowed is \"off\", \"step\", \"surprise\" or [1, 1048576] tokens",
-         "reselect"},
-        {"'reselect':'often'",
-         "reselect is \"often\", allowed is \"off\", \"step\", \"surprise\" or [1, 1048576] "
-         "tokens",
-         "reselect"},
-        {"'reselect':1.5",
-         "reselect must be \"off\", \"step\", \"surprise\" or an integer in [1, 1048576]",
-         "reselect"},
-        {"'exact':17", "exact is 17, allowed is true, false or [0, 16]", "exact"},
-        {"'exact':-1", "exact is -1, allowed is true, false or [0, 16]", "exact"},
-        {"'exact':2.5", "exact must be true, false or an integer in [0, 16], not a float", "exact"},
-        {"'exact':'on'", "exact must be true, false or an integer in [0, 16], not a str", "exact"},
-        {"'prefill':'none'", "prefill is \"none\", allowed is \"dense\" or \"sparse\"", "prefill"},
-        {"'prefill':true", "prefill must be a str, not a boolean", "prefill"},
-        {"'prefill_dense':-1", "prefill_dense is -1, allowed is [0, 1048576]", "prefill_dense"},
-        {"'lists':'heads'", "lists is \"heads\", allowed is \"one\", \"layer\" or \"head\"",
-         "lists"},
-        {"'lists':3", "lists must be a str, not an integer", "lists"},
-        {"'quarters':0", "quarters is 0, allowed is [1, 4]", "quarters"},
-        {"'select2':-1", "select2 is -1, allowed is [0, 1048576]", "select2"},
-        {"'prefill_chunk':63", "prefill_chunk is 63, allowed is [64, 1048576]", "prefill_chunk"},
-        {"'reselector':'observed'",
-         "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"minmax\", "
-         "\"bound\", \"recent\" or \"random\"",
-         "reselector"},
-        {"'surprise':0", "surprise is 0, allowed is (0, 100]", "surprise"},
-        {"'lookup':1", "lookup must be true or false, not an integer", "lookup"},
-        {"'draft_model':'no'", "draft_model must be true or false, not a str", "draft_model"},
-        {"'drafted':'yes'", "drafted must be true or false, not a str", "drafted"},
-        {"'conversation':''", "conversation has 0 bytes, allowed is [1, 256]", "conversation"},
-        {"'conversation':-1", "conversation must be a str, an integer from 0 to 2^64 - 1, or false",
-         "conversation"},
-        {"'conversation':true",
-         "conversation must be a str, an integer from 0 to 2^64 - 1, or false", "conversation"},
-        {"'conversation':['a']",
-         "conversation must be a str, an integer from 0 to 2^64 - 1, or false", "conversation"},
-    };
     struct spawned s;
     struct peer p;
     char want[400];
-    start(&s, &p, 0, 1);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        peer_send(&p, "[0,%zu,'generate',['x',{%s}]]", i, cases[i].options);
+    peer_start(&s, &p, 0, 1);
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        peer_send(&p, "[0,%zu,'generate',['x',{%s}]]", i, refusals[i].options);
         snprintf(want, sizeof want,
                  "[1, %zu, [4, \"%s\", {\"name\"=>\"invalid_params\", \"param\"=>\"%s\"}], nil]", i,
-                 cases[i].message, cases[i].param);
+                 refusals[i].message, refusals[i].param);
         peer_expect(&p, want);
     }
     char longest[258];
@@ -128,14 +114,14 @@ static void test_serve_speculation_refusals(void) {
     peer_send(&p, "[0,93,'generate',['x',{'keep':0.5,'keep_blocks':3}]]");
     peer_expect(&p, "[1, 93, [4, \"keep and keep_blocks 3: one of them decides, not both\", {%}], "
                     "nil]");
-    stop(&s, &p);
+    peer_stop(&s, &p);
 }
 
 /* What a request says of sparse reading, and what `done` tells. */
 static void test_serve_sparsity(void) {
     struct spawned s;
     struct peer p;
-    start(&s, &p, 0, 1);
+    peer_start(&s, &p, 0, 1);
     peer_send(&p, "[0,1,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
                   "'observed','keep_blocks':5,'window_blocks':2,'reselect':'surprise',"
                   "'reselector':'recent','surprise':0.25,'smooth':0.5,'keep_threshold':false}]]");
@@ -175,7 +161,7 @@ static void test_serve_sparsity(void) {
                     "1048576]\", {%}], nil]");
     peer_send(&p, "[0,4,'generate',['ab',{'max_tokens':1,'stream':false,'sparse':false}]]");
     peer_expect(&p, "[1, 4, nil, {%\"sparsity\"=>{\"selector\"=>\"off\"}}]");
-    stop(&s, &p);
+    peer_stop(&s, &p);
 }
 
 /* 20 tokens in rounds of 3: six of two accepted draft tokens, a refused one and the target's own,
@@ -186,7 +172,7 @@ static void test_serve_speculation_done(void) {
     struct strbuf text = {0};
     msgpack_object done, o;
     int n;
-    start(&s, &p, 200, 3);
+    peer_start(&s, &p, 200, 3);
     peer_send(&p, "[0,1,'generate',['hello ',{'max_tokens':20}]]");
     peer_expect(&p, "[1, 1, nil, {\"stream\"=>1}]");
     peer_collect(&p, 1, &text, &n, &done);
@@ -231,7 +217,7 @@ static void test_serve_speculation_done(void) {
     assert_int_equal(map_int(spec, "lookup_drafted"), 3);
     assert_int_equal(map_get(spec, "drafted_by_position")->via.array.size, 3);
     strbuf_deinit(&text);
-    stop(&s, &p);
+    peer_stop(&s, &p);
 }
 
 /* Which tokens were drafted, and which text came with each: bytes held back count where they are
@@ -239,7 +225,7 @@ static void test_serve_speculation_done(void) {
 static void test_serve_speculation_drafted(void) {
     struct spawned s;
     struct peer p;
-    start(&s, &p, 0, 3);
+    peer_start(&s, &p, 0, 3);
     peer_send(&p, "[0,1,'generate',['hello ',{'max_tokens':8,'stream':false,'drafted':true}]]");
     peer_expect(&p, "[1, 1, nil, {\"text\"=>\"hello he\", \"tokens\"=>[%], "
                     "\"drafted\"=>[1, 1, 0, 1, 1, 0, 1, 1], "
@@ -285,7 +271,7 @@ static void test_serve_speculation_drafted(void) {
     }
     assert_int_equal(n_tokens, 300);
     assert_int_equal(n_drafted, 200);
-    stop(&s, &p);
+    peer_stop(&s, &p);
 }
 
 static long long cached(struct peer *p, const char *prompt, const char *options) {
@@ -301,7 +287,7 @@ static long long cached(struct peer *p, const char *prompt, const char *options)
 static void test_serve_conversations(void) {
     struct spawned s;
     struct peer a, b;
-    start(&s, &a, 0, 1);
+    peer_start(&s, &a, 0, 1);
     peer_open(&b, &s);
     assert_int_equal(cached(&a, "abcd", ""), 0);
     assert_int_equal(cached(&a, "abcdabcdx", ""), 8); /* prompt and answer of before */
@@ -325,7 +311,7 @@ static void test_serve_conversations(void) {
     peer_open(&b, &s); /* a new connection begins anew */
     assert_int_equal(cached(&b, "abcd", ""), 0);
     peer_close(&b);
-    stop(&s, &a);
+    peer_stop(&s, &a);
 }
 
 /* A server's own coupling holds for requests that name none, and hello tells it. */
@@ -340,7 +326,7 @@ static void test_serve_coupling_default(void) {
     peer_send(&p, "[0,1,'models',[]]");
     peer_expect(&p, "[1, 1, nil, [{%\"draft\"=>{\"name\"=>\"fake draft\", %}, \"speculation\"=>{%"
                     "\"coupling\"=>\"gumbel\"}, %}]]");
-    stop(&s, &p);
+    peer_stop(&s, &p);
 }
 
 const struct test tests[] = {
