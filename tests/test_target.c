@@ -249,7 +249,6 @@ static void test_target_curve(void) {
 
 static void test_target_settings(void) {
     struct target_settings base, request, s;
-    struct err e = {0};
     target_settings_unset(&base);
     target_settings_unset(&request);
     s = target_settings_resolve(&base, &request, NULL);
@@ -274,7 +273,15 @@ static void test_target_settings(void) {
     s = target_settings_resolve(&base, &request, NULL);
     assert_int_equal(s.keep_blocks, 0);
     assert_true(s.keep == 0.25);
-    /* Laws: equal for equal settings, different for each field. */
+}
+
+/* Laws: equal for equal settings, different for each field. */
+static void test_target_laws(void) {
+    struct target_settings base, request, s;
+    target_settings_unset(&base);
+    target_settings_unset(&request);
+    base.min_blocks = 20;
+    request.keep = 0.25;
     request.selector = TARGET_OBSERVED;
     s = target_settings_resolve(&base, &request, NULL);
     struct target_settings other[12];
@@ -304,7 +311,11 @@ static void test_target_settings(void) {
     s = other[0];
     s.reselector = TARGET_RANDOM; /* where nothing is selected anew it does not count */
     assert_true(target_settings_law(&s) == target_settings_law(&other[0]));
-    /* Ranges. */
+}
+
+static void test_target_ranges(void) {
+    struct target_settings s;
+    struct err e = {0};
     static const char *const says[] = {
         "sparse is 9",
         "keep is 1.5, allowed is \"curve\" or (0, 1]",
@@ -492,6 +503,8 @@ const struct test tests[] = {
     {"target_chance", TEST_QUICK, 20000, test_target_chance},
     {"target_curve", TEST_QUICK, 5000, test_target_curve},
     {"target_settings", TEST_QUICK, 5000, test_target_settings},
+    {"target_laws", TEST_QUICK, 5000, test_target_laws},
+    {"target_ranges", TEST_QUICK, 5000, test_target_ranges},
     {"target_names", TEST_QUICK, 5000, test_target_names},
     {"target_defaults", TEST_QUICK, 5000, test_target_defaults},
     {"target_epochs", TEST_QUICK, 5000, test_target_epochs},
