@@ -146,20 +146,32 @@ static void naive_row(struct naive *v, int32_t token, int32_t position, bool gen
     assert_ok(model_forward(v->m, &pass, &e), e);
 }
 
+static void naive_open(struct naive *v, const struct tiny_options *t,
+                       const struct kern_options *ko) {
+    struct err e = {0};
+    struct model_caps caps = {.max_rows = 1, .max_seqs = 1, .max_blocks = 64, .max_logits = 1};
+    const char *path = tiny_model_file(t);
+    struct model_source *src;
+    assert_ok(kern_cpu_open(&v->k, ko, &e), e);
+    assert_ok(model_source_open(&src, path, &e), e);
+    unlink(path);
+    assert_ok(model_open(&v->m, src, NULL, v->k, &caps, NULL, NULL, &e), e);
+    model_source_close(src);
+}
+
+static void naive_close(struct naive *v, void *arena) {
+    v->k->ops->unreserve(v->k, arena);
+    model_close(v->m);
+    v->k->ops->close(v->k);
+}
+
 void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision,
                        const int32_t *prompt, int n_prompt, int32_t *out, int n_out) {
     struct err e = {0};
     static struct naive v;
     struct kern_options ko = {.n_threads = 1, .precision = precision};
-    struct model_caps caps = {.max_rows = 1, .max_seqs = 1, .max_blocks = 64, .max_logits = 1};
-    const char *path = tiny_model_file(t);
-    struct model_source *src;
     void *arena;
-    assert_ok(kern_cpu_open(&v.k, &ko, &e), e);
-    assert_ok(model_source_open(&src, path, &e), e);
-    unlink(path);
-    assert_ok(model_open(&v.m, src, NULL, v.k, &caps, NULL, NULL, &e), e);
-    model_source_close(src);
+    naive_open(&v, t, &ko);
     v.kv_dtype = precision == KERN_REFERENCE ? KERN_F32 : KERN_F16;
     struct kvpool_page_shape shape = {.n_layers = t->n_layers,
                                       .n_kv_heads = t->n_kv_heads,
@@ -181,9 +193,71 @@ void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precisi
             if (v.logits[id] > v.logits[best]) best = id;
         out[n] = best;
     }
-    v.k->ops->unreserve(v.k, arena);
-    model_close(v.m);
-    v.k->ops->close(v.k);
+    naive_close(&v, arena);
+}
+
+/* Position i of ids by a pass of one dense row, layers of two groups in pages of their own; what it
+ * pays to each block in the deep ones goes to mass[n_blocks]. */
+static void naive_mass_row(struct naive *v, const struct tiny_options *t, int select_layer,
+                           const int32_t *ids, int n_prompt, int32_t i, float *mass) {
+    struct err e = {0};
+    int32_t zero = 0, one = 1;
+    int32_t *const pages[2] = {v->pages, v->pages + 32};
+    v->n_blocks = i / 64 + 1;
+    struct model_pass pass = {
+        .batch = {.rows = {.n_gen = i >= n_prompt, .n_prompt = i < n_prompt},
+                  .token = &ids[i],
+                  .position = &i,
+                  .row_seq = &zero,
+                  .n_seqs = 1,
+                  .seq_row = &zero,
+                  .seq_n_rows = &one},
+        .n_groups = 2,
+        .n_logits = 1,
+        .logit_row = &zero,
+        .logits = v->logits,
+        .logits_stride = TINY_VOCAB,
+    };
+    for (int g = 0; g < 2; g++)
+        pass.group[g] = (struct model_group){
+            .first_layer = g ? select_layer : 0,
+            .n_layers = g ? t->n_layers - select_layer : select_layer,
+            .arena = v->arena,
+            .kv_dtype = KERN_F16,
+            .slot_page = &pages[g][i / 64],
+            .lists = {.page = pages[g],
+                      .block = v->blocks,
+                      .n_blocks = &v->n_blocks,
+                      .capacity = 32,
+                      .seq_stride = 1},
+            .taps = {.mass = g ? mass : NULL, .mass_line = g ? &zero : NULL},
+        };
+    assert_ok(model_forward(v->m, &pass, &e), e);
+}
+
+void tiny_naive_masses(const struct tiny_options *t, int select_layer, const int32_t *ids,
+                       int n_prompt, int n, int n_blocks, float *mass) {
+    struct err e = {0};
+    static struct naive v;
+    struct kern_options ko = {.n_threads = 1};
+    void *arena;
+    assert_true(n_blocks <= 32 && n <= 64 * n_blocks && t->n_kv_heads == 2 && t->head_dim == 16);
+    naive_open(&v, t, &ko);
+    size_t page = (size_t)2 * (size_t)t->n_layers * 2 * 64 * 16 * 2;
+    assert_ok(v.k->ops->reserve(v.k, page * 64, &arena, &e), e);
+    v.arena = arena;
+    for (int i = 0; i < 64; i++) {
+        v.blocks[i] = i;
+        v.pages[i] = (int32_t)((size_t)(i * 37 % 64) * page / KVPOOL_ALIGN);
+    }
+    float row[32];
+    memset(mass, 0, (size_t)n * (size_t)n_blocks * sizeof *mass);
+    for (int32_t i = 0; i < n; i++) {
+        memset(row, 0, sizeof row);
+        naive_mass_row(&v, t, select_layer, ids, n_prompt, i, row);
+        memcpy(mass + (size_t)i * (size_t)n_blocks, row, (size_t)n_blocks * sizeof *mass);
+    }
+    naive_close(&v, arena);
 }
 
 void engine_assert_answers(struct engine *g) {

@@ -53,6 +53,12 @@ void tiny_assert_pool_whole(struct engine *g);
 
 /* The first n_out tokens of the greedy continuation, by one-row passes that start from nothing for
  * each token, over pages in scrambled order and all layers in one group: none of the engine's code.
+/* What each of ids[n], of which n_prompt are a prompt, pays to each block: the most over heads and
+ * layers from select_layer on, mass[n][n_blocks], by dense one-row passes of the same kind over
+ * pages of two groups. t: of two KV heads of 16; up to 32 blocks. */
+void tiny_naive_masses(const struct tiny_options *t, int select_layer, const int32_t *ids,
+                       int n_prompt, int n, int n_blocks, float *mass);
+
  */
 void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision,
                        const int32_t *prompt, int n_prompt, int32_t *out, int n_out);

@@ -13,10 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <xxhash.h>
 
 #include "base/err.h"
-#include "model/source.h"
 #include "tests/speculation_bed.h"
 #include "tests/watched_kern.h"
 
@@ -180,70 +178,13 @@ static void assert_text(const struct record *got, const struct record *want, con
 
 /* ---- What a run reads ---- */
 
-/* What each row paid to each block, the most over heads and layers SELECT_LAYER.., by passes of one
- * dense row. */
 static void naive_masses(const struct record *r, float mass[MOST_TOKENS][MOST_BLOCKS]) {
-    static float logits[TINY_VOCAB];
-    struct tiny_options t = *target();
-    struct err e = {0};
-    struct kern *k;
-    struct kern_options ko = {.n_threads = 1};
-    struct model_caps caps = {
-        .max_rows = 1, .max_seqs = 1, .max_blocks = MOST_BLOCKS, .max_logits = 1};
-    struct model_source *src;
-    struct model *m;
-    const char *path = tiny_model_file(&t);
-    void *arena;
-    int32_t pages[2][MOST_BLOCKS], blocks[MOST_BLOCKS], zero = 0, one = 1;
-    assert_ok(kern_cpu_open(&k, &ko, &e), e);
-    assert_ok(model_source_open(&src, path, &e), e);
-    unlink(path);
-    assert_ok(model_open(&m, src, NULL, k, &caps, NULL, NULL, &e), e);
-    model_source_close(src);
-    size_t page = (size_t)2 * N_LAYERS * 2 * 64 * 16 * 2;
-    assert_ok(k->ops->reserve(k, page * 2 * MOST_BLOCKS, &arena, &e), e);
-    for (int i = 0; i < MOST_BLOCKS; i++) {
-        blocks[i] = i;
-        for (int g = 0; g < 2; g++)
-            pages[g][i] = (int32_t)((size_t)(i * 2 + g) * page / KVPOOL_ALIGN);
-    }
+    int32_t ids[MOST_TOKENS];
+    int n = r->n_prompt + r->n_out - 1;
+    memcpy(ids, r->prompt, (size_t)r->n_prompt * sizeof *ids);
+    memcpy(ids + r->n_prompt, r->out, (size_t)r->n_out * sizeof *ids);
     memset(mass, 0, MOST_TOKENS * sizeof *mass);
-    for (int32_t i = 0; i < r->n_prompt + r->n_out - 1; i++) {
-        int32_t n_blocks = i / 64 + 1;
-        const int32_t *token = i < r->n_prompt ? &r->prompt[i] : &r->out[i - r->n_prompt];
-        struct model_pass pass = {
-            .batch = {.rows = {.n_gen = i >= r->n_prompt, .n_prompt = i < r->n_prompt},
-                      .token = token,
-                      .position = &i,
-                      .row_seq = &zero,
-                      .n_seqs = 1,
-                      .seq_row = &zero,
-                      .seq_n_rows = &one},
-            .n_groups = 2,
-            .n_logits = 1,
-            .logit_row = &zero,
-            .logits = logits,
-            .logits_stride = TINY_VOCAB,
-        };
-        for (int g = 0; g < 2; g++)
-            pass.group[g] = (struct model_group){
-                .first_layer = g ? SELECT_LAYER : 0,
-                .n_layers = g ? N_LAYERS - SELECT_LAYER : SELECT_LAYER,
-                .arena = arena,
-                .kv_dtype = KERN_F16,
-                .slot_page = &pages[g][i / 64],
-                .lists = {.page = pages[g],
-                          .block = blocks,
-                          .n_blocks = &n_blocks,
-                          .capacity = MOST_BLOCKS,
-                          .seq_stride = 1},
-                .taps = {.mass = g ? mass[i] : NULL, .mass_line = g ? &zero : NULL},
-            };
-        assert_ok(model_forward(m, &pass, &e), e);
-    }
-    k->ops->unreserve(k, arena);
-    model_close(m);
-    k->ops->close(k);
+    tiny_naive_masses(target(), SELECT_LAYER, ids, r->n_prompt, n, MOST_BLOCKS, mass[0]);
 }
 
 /* The list of a run that begins behind n final positions. */

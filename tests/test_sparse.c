@@ -16,7 +16,6 @@
 
 #include "base/err.h"
 #include "base/rng.h"
-#include "model/source.h"
 #include "tests/speculation_bed.h"
 #include "tests/watched_kern.h"
 
@@ -140,70 +139,14 @@ static void assert_same(const struct record *got, const struct record *want, con
 
 /* ---- The naive loop ---- */
 
-/* What the prompt's last 32 rows paid to each block in layers SELECT_LAYER.., by passes of one row:
- * none of the engine's code, pages in scrambled order. */
+/* What the prompt's last 32 rows paid to each block in layers SELECT_LAYER... */
 static void naive_mass(const int32_t *prompt, int n, float mass[MOST_BLOCKS]) {
-    static float logits[TINY_VOCAB];
-    struct tiny_options t = *target();
-    struct err e = {0};
-    struct kern *k;
-    struct kern_options ko = {.n_threads = 1};
-    struct model_caps caps = {
-        .max_rows = 1, .max_seqs = 1, .max_blocks = MOST_BLOCKS, .max_logits = 1};
-    struct model_source *src;
-    struct model *m;
-    const char *path = tiny_model_file(&t);
-    void *arena;
-    int32_t pages[2][MOST_BLOCKS], blocks[MOST_BLOCKS], zero = 0, one = 1;
-    assert_ok(kern_cpu_open(&k, &ko, &e), e);
-    assert_ok(model_source_open(&src, path, &e), e);
-    unlink(path);
-    assert_ok(model_open(&m, src, NULL, k, &caps, NULL, NULL, &e), e);
-    model_source_close(src);
-    size_t page = (size_t)2 * N_LAYERS * 2 * 64 * 16 * 2;
-    assert_ok(k->ops->reserve(k, page * 2 * 32, &arena, &e), e);
-    for (int i = 0; i < MOST_BLOCKS; i++) {
-        blocks[i] = i;
-        for (int g = 0; g < 2; g++)
-            pages[g][i] = (int32_t)((size_t)((i * 11 % 32) * 2 + g) * page / KVPOOL_ALIGN);
-    }
+    static float rows[MOST_PROMPT][MOST_BLOCKS];
+    tiny_naive_masses(target(), SELECT_LAYER, prompt, n, n, MOST_BLOCKS, rows[0]);
     memset(mass, 0, MOST_BLOCKS * sizeof *mass);
-    for (int32_t i = 0; i < n; i++) {
-        int32_t n_blocks = i / 64 + 1;
-        int32_t line = i >= n - 32 ? 0 : -1;
-        struct model_pass pass = {
-            .batch = {.rows = {.n_prompt = 1},
-                      .token = &prompt[i],
-                      .position = &i,
-                      .row_seq = &zero,
-                      .n_seqs = 1,
-                      .seq_row = &zero,
-                      .seq_n_rows = &one},
-            .n_groups = 2,
-            .n_logits = 1,
-            .logit_row = &zero,
-            .logits = logits,
-            .logits_stride = TINY_VOCAB,
-        };
-        for (int g = 0; g < 2; g++)
-            pass.group[g] = (struct model_group){
-                .first_layer = g ? SELECT_LAYER : 0,
-                .n_layers = g ? N_LAYERS - SELECT_LAYER : SELECT_LAYER,
-                .arena = arena,
-                .kv_dtype = KERN_F16,
-                .slot_page = &pages[g][i / 64],
-                .lists = {.page = pages[g],
-                          .block = blocks,
-                          .n_blocks = &n_blocks,
-                          .capacity = MOST_BLOCKS,
-                          .seq_stride = 1},
-                .taps = {.mass = g ? mass : NULL, .mass_line = g ? &line : NULL},
-            };
-        assert_ok(model_forward(m, &pass, &e), e);
-    }
-    k->ops->unreserve(k, arena);
-    model_close(m);
-    k->ops->close(k);
+    for (int i = n - 32; i < n; i++)
+        for (int b = 0; b < MOST_BLOCKS; b++)
+            if (rows[i][b] > mass[b]) mass[b] = rows[i][b];
 }
 
 /* The list of every selector is what target/ makes of the prefix, `observed` of the naive masses;
