@@ -9,11 +9,7 @@
 #include "tests/tiny_model.h"
 
 /* Sanitizers make everything 10 to 30 times slower: fewer rounds of the same. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { TINY_SLOW = 1 };
-#else
-enum { TINY_SLOW = 0 };
-#endif
+enum { TINY_SLOW = TEST_SANITIZED };
 
 /* Bytes of one block's pages in the default tiny model with 2-byte KV. */
 enum { TINY_BLOCK_BYTES = 3 * 2 * 2 * 64 * 16 * 2 };
@@ -53,14 +49,14 @@ void tiny_assert_pool_whole(struct engine *g);
 
 /* The first n_out tokens of the greedy continuation, by one-row passes that start from nothing for
  * each token, over pages in scrambled order and all layers in one group: none of the engine's code.
+ */
+void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision,
+                       const int32_t *prompt, int n_prompt, int32_t *out, int n_out);
+
 /* What each of ids[n], of which n_prompt are a prompt, pays to each block: the most over heads and
  * layers from select_layer on, mass[n][n_blocks], by dense one-row passes of the same kind over
  * pages of two groups. t: of two KV heads of 16; up to 32 blocks. */
 void tiny_naive_masses(const struct tiny_options *t, int select_layer, const int32_t *ids,
                        int n_prompt, int n, int n_blocks, float *mass);
-
- */
-void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precision,
-                       const int32_t *prompt, int n_prompt, int32_t *out, int n_out);
 
 #endif

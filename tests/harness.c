@@ -1,5 +1,6 @@
 /* Runner of one test binary: forks each test, enforces its time limit, prints one line a test and
- * the closing count. `--list`, `--only SUBSTRING`, `--tier quick|full|gpu|long`. */
+ * the closing count. `--list`, `--only SUBSTRING` (any of several), `--tier quick|full|gpu|long`.
+ */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -12,14 +13,8 @@
 
 #include "base/clock.h"
 
-enum { RC_SKIP = 77 };
-
 /* Limits are given for a release build; sanitizers slow a test down tenfold and more. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SLOWER = 15 };
-#else
-enum { SLOWER = 1 };
-#endif
+enum { RC_SKIP = 77, MAX_ONLY = 64, SLOWER = TEST_SANITIZED ? 15 : 1 };
 
 static void run_one(void **state) {
     const struct test *t = *state;
@@ -103,22 +98,47 @@ static int run_forked(const struct test *t) {
     return 1;
 }
 
+static const char *only[MAX_ONLY];
+static int n_only;
+
+static bool is_wanted(const char *name) {
+    for (int i = 0; i < n_only; i++)
+        if (strstr(name, only[i])) return true;
+    return n_only == 0;
+}
+
+/* A part of a name that no test has: a typing error, or a test that is gone. */
+static const char *unknown_name(void) {
+    for (int i = 0; i < n_only; i++) {
+        const struct test *t = tests;
+        while (t->name && !strstr(t->name, only[i])) t++;
+        if (!t->name) return only[i];
+    }
+    return NULL;
+}
+
 int main(int argc, char **argv) {
     static const char *const tiers[] = {"quick", "full", "gpu", "long"};
-    const char *only = NULL, *tier = NULL;
+    const char *tier = NULL;
     int list = 0, counts[3] = {0};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--list")) list = 1;
-        else if (!strcmp(argv[i], "--only") && i + 1 < argc) only = argv[++i];
+        else if (!strcmp(argv[i], "--only") && i + 1 < argc && n_only < MAX_ONLY)
+            only[n_only++] = argv[++i];
         else if (!strcmp(argv[i], "--tier") && i + 1 < argc) tier = argv[++i];
         else {
-            fprintf(stderr, "usage: %s [--list] [--only SUBSTRING] [--tier quick|full|gpu|long]\n",
+            fprintf(stderr,
+                    "usage: %s [--list] [--only SUBSTRING]... [--tier quick|full|gpu|long]\n",
                     argv[0]);
             return 2;
         }
     }
+    if (unknown_name()) {
+        fprintf(stderr, "%s: --only %s: no test has it in its name\n", argv[0], unknown_name());
+        return 2;
+    }
     for (const struct test *t = tests; t->name; t++) {
-        if (only && !strstr(t->name, only)) continue;
+        if (!is_wanted(t->name)) continue;
         if (tier ? strcmp(tier, tiers[t->tier]) != 0 : t->tier == TEST_LONG && !list) continue;
         if (list) printf("%s %s %d\n", t->name, tiers[t->tier], t->timeout_ms);
         else counts[run_forked(t)]++;

@@ -14,10 +14,22 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include <cmocka.h>
+
+/* Is this a sanitizer's build, and which? Beds are smaller there: numbers are proven by the release
+ * build; a sanitizer looks at each way through the code, once, and races need two threads that do
+ * the same, not every type of every instruction set. */
+#if defined(__SANITIZE_THREAD__)
+enum { TEST_SANITIZED = 1, TEST_RACES = 1 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { TEST_SANITIZED = 1, TEST_RACES = 0 };
+#else
+enum { TEST_SANITIZED = 0, TEST_RACES = 0 };
+#endif
 
 /* A test of the long tier runs only when asked for: --tier long. */
 enum test_tier { TEST_QUICK, TEST_FULL, TEST_GPU, TEST_LONG };
