@@ -2,6 +2,7 @@
 #include "cmd/eval_report.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -13,6 +14,25 @@ static int n_kept_mean(const int *kept, size_t stride, int n) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += *(const int *)((const char *)kept + (size_t)i * stride);
     return n ? (int)lround(sum / n) : 0;
+}
+
+/* The number as `fmt` prints it, or a dash where one value tells nothing of a spread. */
+static void put(struct strbuf *b, const char *fmt, int width, double x) {
+    if (isnan(x)) {
+        strbuf_printf(b, "%*s", width, "-");
+        return;
+    }
+    char text[64];
+    snprintf(text, sizeof text, fmt, width, x);
+    strbuf_append_str(b, text);
+}
+
+static void put_interval(struct strbuf *b, const char *fmt, int width, double lo, double hi) {
+    strbuf_append_str(b, "[");
+    put(b, fmt, width, lo);
+    strbuf_append_str(b, ", ");
+    put(b, fmt, width, hi);
+    strbuf_append_str(b, "]");
 }
 
 /* ---- Needles ---- */
@@ -35,9 +55,12 @@ static void found_row(struct strbuf *b, const struct eval_results *r, int c) {
              n_kept_mean(&r->found[0].n_blocks, sizeof r->found[0], r->n_found));
     strbuf_printf(b, "%-*s %11s %7.3f  [%.3f, %.3f]", NAME, r->columns->at[c].name, kept, p.mean,
                   p.lo, p.hi);
-    if (c)
-        strbuf_printf(b, " %+8.1f %6.1f  [%+6.1f, %+6.1f] %7d/%d", 100 * p.diff, 100 * p.se,
-                      100 * p.diff_lo, 100 * p.diff_hi, p.n_better, p.n_worse);
+    if (c) {
+        strbuf_printf(b, " %+8.1f ", 100 * p.diff);
+        put(b, "%*.1f", 6, 100 * p.se);
+        strbuf_printf(b, "  [%+6.1f, %+6.1f] %7d/%d", 100 * p.diff_lo, 100 * p.diff_hi, p.n_better,
+                      p.n_worse);
+    }
     strbuf_append_str(b, "\n");
 }
 
@@ -106,9 +129,13 @@ static void report_loss(struct strbuf *b, const struct eval_results *r) {
         struct eval_paired p = eval_sum_loss(r, c, -1, -1);
         struct eval_kept_means m = eval_sum_kept(r, c, -1);
         strbuf_printf(b, "%-*s %8.4f %8.3f", NAME, r->columns->at[c].name, p.mean, exp(p.mean));
-        if (c)
-            strbuf_printf(b, " %+9.4f %8.4f [%+7.4f, %+7.4f] %7.3f %7.3f %7.3f", p.diff, p.se,
-                          p.diff_lo, p.diff_hi, m.agree, m.recall, m.mass);
+        if (c) {
+            strbuf_printf(b, " %+9.4f ", p.diff);
+            put(b, "%*.4f", 8, p.se);
+            strbuf_append_str(b, " ");
+            put_interval(b, "%+*.4f", 7, p.diff_lo, p.diff_hi);
+            strbuf_printf(b, " %7.3f %7.3f %7.3f", m.agree, m.recall, m.mass);
+        }
         for (int l = 0; c && o->n_lengths > 1 && l < o->n_lengths; l++)
             strbuf_printf(b, " %+6.3f", eval_sum_loss(r, c, l, -1).diff);
         strbuf_append_str(b, "\n");
@@ -159,9 +186,12 @@ static void report_tasks(struct strbuf *b, const struct eval_results *r) {
             strbuf_printf(b, "%-*s %6d %8.3f %8.3f %8.3f", NAME, r->columns->at[c].name, p.n,
                           p.mean, eval_sum_task(r, c, EVAL_TASK_ROUGE_L, dataset).mean,
                           eval_sum_task(r, c, EVAL_TASK_EXACT, dataset).mean);
-            if (c)
-                strbuf_printf(b, " %+9.3f %6.3f  [%+.3f, %+.3f]", p.diff, p.se, p.diff_lo,
-                              p.diff_hi);
+            if (c) {
+                strbuf_printf(b, " %+9.3f ", p.diff);
+                put(b, "%*.3f", 6, p.se);
+                strbuf_append_str(b, "  ");
+                put_interval(b, "%+*.3f", 6, p.diff_lo, p.diff_hi);
+            }
             strbuf_append_str(b, "\n");
         }
     }

@@ -290,6 +290,8 @@ static void test_eval_run_tasks(void) {
     assert_int_equal(value(tasks, "cut"), 1);
     assert_int_equal(json_array_size(json_object_get(tasks, "datasets")), 2);
     assert_non_null(strstr(tables, "1 were too long and lost their middle"));
+    assert_null(strstr(tables, "nan")); /* one task of each file: no spread is a dash */
+    assert_non_null(strstr(tables, "[     -,      -]"));
     json_decref(j);
     free(text);
     free(tables);
