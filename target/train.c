@@ -387,7 +387,9 @@ int target_train_restore(struct target_train *t, const char *path, uint64_t key,
     if (f.bytes >= sizeof c) memcpy(&c, f.data, sizeof c);
     if (f.bytes != sizeof c + bytes || memcmp(c.magic, magic, sizeof magic) != 0 ||
         c.n_params != t->adamw.n || c.n_done > (uint64_t)t->o.n_steps)
-        rc = err_raise(e, E_FORMAT, "%s: no checkpoint of %zu parameters (%zu bytes, want %zu)",
+        rc = err_raise(e, E_FORMAT,
+                       "%s: no whole checkpoint of %zu parameters (%zu bytes, want %zu); delete "
+                       "it, and its training begins anew",
                        path, t->adamw.n, f.bytes, sizeof c + bytes);
     else if (c.key != target_train_key(t, key))
         rc = err_raise(e, E_INVALID,
@@ -395,7 +397,10 @@ int target_train_restore(struct target_train *t, const char *path, uint64_t key,
                        "differ); give another file, or no --resume",
                        path);
     else if (XXH3_64bits(f.data + sizeof c, bytes) != c.sum)
-        rc = err_raise(e, E_FORMAT, "%s: the checkpoint's bytes do not add up", path);
+        rc = err_raise(e, E_FORMAT,
+                       "%s: the checkpoint's bytes do not add up; delete it, and its training "
+                       "begins anew",
+                       path);
     if (!rc) {
         memcpy(t->arrays, f.data + sizeof c, bytes);
         t->n_done = (int)c.n_done;

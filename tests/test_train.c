@@ -365,6 +365,7 @@ static void test_train_torn_checkpoint(void) {
         }
         fclose(f);
         assert_int_equal(target_train_restore(t, path, 1, &e), E_FORMAT);
+        assert_non_null(strstr(e.message, "delete it")); /* what to do about it */
         assert_int_equal(target_train_steps_done(t), 1);
     }
     unlink(path);
