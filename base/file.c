@@ -98,6 +98,29 @@ int file_check_writable(const char *path, struct err *e) {
                      strerror(why));
 }
 
+/* The folder of a path into out[n]; returns the name behind it, NULL where it is too long. */
+static const char *split(const char *path, char *out, size_t n) {
+    const char *slash = strrchr(path, '/');
+    size_t k = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
+    if (k + 2 > n) return NULL;
+    memcpy(out, k ? path : ".", k ? k : 1);
+    out[k ? k : 1] = 0;
+    return slash ? slash + 1 : path;
+}
+
+bool file_is_same(const char *a, const char *b) {
+    struct stat x, y;
+    char of_a[4096], of_b[4096];
+    if (!strcmp(a, b)) return true;
+    bool has_a = stat(a, &x) == 0, has_b = stat(b, &y) == 0;
+    if (!has_a && !has_b) {
+        const char *in_a = split(a, of_a, sizeof of_a), *in_b = split(b, of_b, sizeof of_b);
+        has_a = in_a && in_b && !strcmp(in_a, in_b) && stat(of_a, &x) == 0;
+        has_b = has_a && stat(of_b, &y) == 0;
+    }
+    return has_a && has_b && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 void file_forget(const struct file *f, size_t offset, size_t n) {
     if (!f->mapped) return;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

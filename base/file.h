@@ -6,6 +6,7 @@
  * while mapped would raise SIGBUS, so the mapping of weights is short-lived: load, repack, close.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,9 @@ int file_read(struct file *f, const char *path, size_t limit_bytes, struct err *
 /* Could a file be written here? For results that take hours: asked before, not found out behind
  * them. Creates nothing. E_NOT_FOUND (its folder is not there), E_IO. */
 int file_check_writable(const char *path, struct err *e);
+
+/* Do both paths name one file, there or yet to be made? */
+bool file_is_same(const char *a, const char *b);
 
 /* Tell the kernel that the bytes [offset, offset + n) will not be read again. */
 void file_forget(const struct file *f, size_t offset, size_t n);

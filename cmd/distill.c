@@ -513,9 +513,23 @@ static int train_layer(struct distill *d, int i, struct err *e) {
     return rc;
 }
 
+/* The result must not go where windows and trainings are kept: PATH and PATH.layerN. */
+static int check_paths(const struct flags *f, struct err *e) {
+    static const char layer[] = ".layer";
+    size_t n = f->checkpoint ? strlen(f->checkpoint) : 0;
+    bool same =
+        f->checkpoint &&
+        (!strcmp(f->out, f->checkpoint) || file_is_same(f->out, f->checkpoint) ||
+         (!strncmp(f->out, f->checkpoint, n) && !strncmp(f->out + n, layer, sizeof layer - 1)));
+    if (same)
+        return err_raise(e, E_INVALID, "--out %s would overwrite --checkpoint %s: give two files",
+                         f->out, f->checkpoint);
+    return file_check_writable(f->out, e); /* not found out behind hours of training */
+}
+
 static int run(struct distill *d, const struct options *o, struct err *e) {
     int64_t began = clock_ns();
-    int rc = file_check_writable(d->f->out, e); /* not found out behind hours of training */
+    int rc = check_paths(d->f, e);
     if (!rc) rc = open_model(d, e);
     if (!rc) rc = settle(d, e);
     if (!rc) rc = read_texts(d, o, e);

@@ -187,6 +187,29 @@ static void test_base_file_writable(void) {
     rmdir(folder);
 }
 
+/* One file by two names, there or not yet; what only looks alike is another. */
+static void test_base_file_same(void) {
+    char folder[] = "/tmp/tandem-base-XXXXXX", a[64], b[64], link_to_a[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(a, sizeof a, "%s/a", folder);
+    snprintf(b, sizeof b, "%s/../%s/a", folder, strrchr(folder, '/') + 1);
+    snprintf(link_to_a, sizeof link_to_a, "%s/b", folder);
+    for (int is_there = 0; is_there < 2; is_there++) {
+        assert_true(file_is_same(a, a) && file_is_same(a, b) && file_is_same(b, a));
+        assert_false(file_is_same(a, folder) || file_is_same(a, link_to_a));
+        assert_false(file_is_same(a, "a") || file_is_same("no-such-folder/a", a));
+        if (is_there) break;
+        FILE *f = fopen(a, "w");
+        assert_non_null(f);
+        fclose(f);
+    }
+    assert_int_equal(symlink(a, link_to_a), 0);
+    assert_true(file_is_same(a, link_to_a));
+    unlink(link_to_a);
+    unlink(a);
+    rmdir(folder);
+}
+
 const struct test tests[] = {
     {"base_philox_known_answers", TEST_QUICK, 2000, test_base_philox_known_answers},
     {"base_half_all_values", TEST_QUICK, 5000, test_base_half_all_values},
@@ -198,5 +221,6 @@ const struct test tests[] = {
     {"base_strbuf_limit", TEST_QUICK, 2000, test_base_strbuf_limit},
     {"base_err_quotes_hostile_bytes", TEST_QUICK, 2000, test_base_err_quotes_hostile_bytes},
     {"base_file_writable", TEST_QUICK, 2000, test_base_file_writable},
+    {"base_file_same", TEST_QUICK, 2000, test_base_file_same},
     {0},
 };

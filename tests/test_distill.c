@@ -485,6 +485,7 @@ static void assert_same_file(const char *a, const char *b, bool same) {
 static void test_distill_repeats(void) {
     static const char *const kinds[2] = {"late", "mlp"};
     struct err e = {0};
+    char path[128];
     run_begin();
     for (int kind = 0; kind < 2; kind++) {
 #define RUN(out, ...)                                                                              \
@@ -515,6 +516,16 @@ static void test_distill_repeats(void) {
             distill(out_path[2], (const char *const[]){"--checkpoint", keep_path, "--resume",
                                                        "--seed", "9", NULL}),
             1);
+        /* Nor where the result would take the place of what is kept. */
+        snprintf(path, sizeof path, "%s.layer1", keep_path);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(
+                distill(i ? path : keep_path,
+                        (const char *const[]){"--checkpoint", keep_path, "--resume", NULL}),
+                1);
+        assert_ok(file_read(&f, keep_path, 1 << 26, &e), e);
+        assert_int_equal(f.bytes, bytes);
+        file_close(&f);
         struct target_scorer_file *s;
         assert_ok(target_scorer_read(&s, out_path[0], &e), e);
         assert_int_equal(s->kind, kind ? KERN_SCORE_MLP : KERN_SCORE_LATE);
