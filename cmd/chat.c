@@ -520,6 +520,8 @@ static void set_sparsity(struct client_settings *s, const struct sparsity_flags 
     else if (f->reselect) client_set_text(s, "reselect", f->reselect, strlen(f->reselect));
     if (f->reselector) client_set_text(s, "reselector", f->reselector, strlen(f->reselector));
     if (f->s.surprise >= 0) client_set_real(s, "surprise", f->s.surprise);
+    if (f->recheck) client_set_text(s, "recheck", f->recheck, strlen(f->recheck));
+    if (f->s.drop >= 0) client_set_real(s, "drop", f->s.drop);
     if (f->exact) client_set_int(s, "exact", f->s.exact);
     if (f->sparse_prefill > 0) client_set_text(s, "prefill", "sparse", 6);
     if (f->sparse_prefill == 0) client_set_text(s, "prefill", "dense", 5);

@@ -38,6 +38,8 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
         return options_error(
             o, "--reselector: '%s' is not one of scorer, mean, minmax, bound, recent, random",
             f->reselector);
+    if (f->recheck && target_recheck_parse(&f->s.recheck, f->recheck, strlen(f->recheck), &e))
+        return options_error(o, "--recheck: '%s' is neither off nor border", f->recheck);
     if (f->exact && target_exact_parse(&f->s.exact, f->exact, strlen(f->exact), &e))
         return options_error(o, "--exact: '%s' is none of on, off, or a number of tokens to %d",
                              f->exact, TARGET_MOST_EXACT);
@@ -46,7 +48,7 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
     if (f->sparse_prefill >= 0)
         f->s.prefill = f->sparse_prefill ? TARGET_PREFILL_SPARSE : TARGET_PREFILL_DENSE;
     bool check = f->s.exact > 0 || f->sparse_prefill > 0 || f->s.prefill_chunk > 0 ||
-                 target_has_lists(&f->s) || target_has_quarters(&f->s);
+                 f->s.drop > 0 || target_has_lists(&f->s) || target_has_quarters(&f->s);
     if (check && target_settings_check(&f->s, &e)) return options_error(o, "%s", e.message);
     return -1;
 }
@@ -92,6 +94,7 @@ void sparsity_append_long(struct strbuf *out, const struct engine_sparsity *s) {
             "; selected %d times in %.1f ms (%d blocks at first, %d times wider, %d tokens "
             "drawn anew)",
             s->n_selections, (double)s->select_ns / 1e6, s->n_kept_first, s->n_wide, s->n_cut);
+    if (s->n_dropped > 0) strbuf_printf(out, "; dropped %d blocks", s->n_dropped);
     if (s->exact.n_passes > 0) strbuf_append_str(out, "; exact: ");
     sparsity_append_exact(out, &s->exact);
     append_prefill(out, &s->prefill);

@@ -10,7 +10,7 @@
 
 /* As typed; NULL: not. The numbers stand in the settings themselves. */
 struct sparsity_flags {
-    const char *selector, *keep, *threshold, *reselect, *reselector, *exact, *lists;
+    const char *selector, *keep, *threshold, *reselect, *reselector, *recheck, *exact, *lists;
     int sparse_prefill; /* 1, 0 taken back, -1 not typed */
     struct target_settings s; /* what the flags fill */
 };
@@ -44,6 +44,11 @@ struct sparsity_flags {
      "as --sparse; for observed the scorer"},                                                      \
     {OPTION_DOUBLE, "surprise", NULL, 0, &(f)->s.surprise, "NATS", 0, 100,                         \
      "--reselect surprise: rise of the mean surprise of 16 tokens", "0.5"},                        \
+    {OPTION_STRING, "recheck", NULL, 0, &(f)->recheck, "WHICH", 0, 0,                              \
+     "border: which of the blocks of ranks k/2 to 2k stay, true attention in the select layer "    \
+     "says; off", "off"},                                                                          \
+    {OPTION_DOUBLE, "drop", NULL, 0, &(f)->s.drop, "X", 0, 1,                                      \
+     "--reselect: share of a list that the next one leaves out, those that were used least", "0"}, \
     {OPTION_STRING, "exact", NULL, 0, &(f)->exact, "N", 0, 0,                                      \
      "the dense answer: sparse reading proposes up to N tokens (1..16, on: 16), then a dense pass "\
      "verifies them; off", "off"},                                                                 \

@@ -59,6 +59,7 @@ static void layout(struct engine_batch *b, struct model_carve *c, const struct e
     b->no_mass = model_carve_host(c, n_mass * sizeof(float));
     model_carve_array(c, &b->quarter_mass, z->list_quarters ? n_mass * TARGET_QUARTERS : 0,
                       sizeof(float));
+    b->look = model_carve_host(c, (size_t)z->caps.max_blocks * sizeof(float));
     if (s) s->selection_bytes = c->dev_used - start;
     start = c->dev_used;
     engine__states_layout(&b->states, c, z, k);
@@ -291,6 +292,38 @@ int engine__batch_build_dummy(struct engine *g, int seq, int context, int n,
     add_round(b, &(struct kern_round){.n_draft = n - 1, .first_draft = row + 1, .first_q = -1});
     fill_pages(g, NULL, seq, idx);
     return put(g, pass, e);
+}
+
+/* ---- Looking ---- */
+
+int engine__batch_look(struct engine *g, const struct engine_request *r, const int32_t *read,
+                       int n_read, int n, struct err *e) {
+    struct engine_batch *b = &g->batch;
+    struct model_pass pass;
+    size_t cols = (size_t)g->sizes.state_cols;
+    int first = r->n_kv - n, row, deep = deep_group(&g->sizes);
+    ASSERT(first >= 0 && n <= KERN_STATE_QUERIES && n <= b->pass.caps.max_rows);
+    begin(b);
+    int idx = model_batch_add(&b->pass, r->ids + first, n, first, false, &row);
+    for (int i = 0; i < g->sizes.n_groups; i++) {
+        int n_pages;
+        const int32_t *pages = kvpool_seq_pages(g->pool, r->seq, g->sizes.group_class[i], &n_pages);
+        model_batch_pages(&b->pass, idx, i, pages, i == deep ? read : NULL,
+                          i == deep ? n_read : n_pages);
+    }
+    b->n_mass = 1;
+    memset(b->mass_line.host, 0, (size_t)n * sizeof(int32_t));
+    int rc = put(g, &pass, e);
+    /* No part of what answers read. */
+    pass.group[deep].taps.kv_bytes_read = NULL;
+    if (!rc)
+        rc = model_look(g->model, &pass, deep,
+                        b->states.ring + (size_t)r->slot * KERN_STATE_QUERIES * cols,
+                        KERN_STATE_QUERIES, first % KERN_STATE_QUERIES, e);
+    if (!rc)
+        rc =
+            g->kern->ops->fetch(g->kern, b->look, b->mass.dev, (size_t)n_read * sizeof *b->look, e);
+    return rc ? rc : g->kern->ops->sync(g->kern, e);
 }
 
 /* ---- Deciding ---- */

@@ -193,6 +193,7 @@ struct engine_sparsity {
     int n_kept_first;     /* at the first one */
     int n_lists, n_union; /* lists that it made, of which n_kept is the longest's, and blocks that
                              one of them holds */
+    int n_dropped;        /* blocks that selections left out because they had been used least */
     int n_cut; /* tokens that verification allowed behind an epoch's end, drawn anew after it */
     int64_t select_ns; /* time spent in selections; shared ones by requests */
     /* K and V of the positions that its answer's passes had in their lists, once a pass; dense:

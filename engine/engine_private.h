@@ -99,8 +99,10 @@ struct engine_request {
     int32_t *read; /* [most lists][blocks of n_prompt + max_tokens]: what deep layers read, once
                       n_kept > 0 */
     int *kept;     /* [most lists]: leading entries of each that were selected */
-    float *quarter_mass;  /* as score, [4] of each block's quarters; NULL: whole blocks are read */
-    uint8_t *quarters;    /* as read: which are read of each block */
+    float *quarter_mass; /* as score, [4] of each block's quarters; NULL: whole blocks are read */
+    uint8_t *quarters;   /* as read: which are read of each block */
+    float *used; /* [blocks of the prompt]: target_view's, of the list in `read`. NULL: nobody drops
+                  */
     uint64_t sparse_law;  /* of its answer's pages; 0: dense */
     uint64_t prefill_law; /* of its prompt's pages; 0: dense */
     int64_t submitted_ns;
@@ -229,6 +231,7 @@ struct engine_batch {
     int mass_parts; /* 1: the most over deep layers and heads; else [layer][KV head] */
     struct model_array quarter_mass; /* the same, [4] of each block; empty where nobody may ask */
     bool looks_at_quarters;          /* in this pass */
+    float *look;                     /* host, [max_blocks]: what a look brings back */
     struct engine_states states;
     uint64_t kv_bytes_seen[ENGINE_MAX_GROUPS]; /* of kv_bytes, at the last look */
     int n_rounds;
@@ -253,6 +256,12 @@ int engine__batch_build(struct engine *g, struct model_pass *pass, struct err *e
  * cares for: a round of n - 1 draft tokens (calibrate.c). */
 int engine__batch_build_dummy(struct engine *g, int seq, int context, int n,
                               struct model_pass *pass, struct err *e);
+
+/* A batch of the newest n positions of `r` that were noted, at which blocks read[0..n_read) are
+ * looked at, and what it brings: the mass of each entry, in batch.look. Waits. What was built
+ * before must be done with. */
+int engine__batch_look(struct engine *g, const struct engine_request *r, const int32_t *read,
+                       int n_read, int n, struct err *e);
 
 /* Enqueue the pass and the decision of its rounds. */
 int engine__batch_run(struct engine *g, const struct model_pass *pass, struct err *e);
@@ -353,6 +362,21 @@ void engine__sparse_count(struct engine *g, struct engine_request *r);
 /* The same by the kernels' rule, whole pages of K: added to the listed bytes of `out`. */
 void engine__sparse_listed(const struct engine *g, const struct engine_request *r,
                            struct engine_answer_kv *out);
+
+/* ---- Re-checks (recheck.c) ---- */
+
+/* At submission, behind engine__sparse_init. false: no memory. */
+bool engine__recheck_init(struct engine_request *r);
+/* Its generated rows are looked at, a line each. */
+bool engine__recheck_marks(const struct engine_request *r);
+/* The first n of its rows were committed: take in what they paid. */
+void engine__recheck_see(const struct engine *g, struct engine_request *r, int n);
+/* Before a selection: what view->used and view->attention are to hold. scratch: f32 [blocks], not
+ * where the view's numbers stand. May wait. */
+int engine__recheck(struct engine *g, struct engine_request *r, struct target_view *view,
+                    float *scratch, struct err *e);
+/* After it: the new list has not been used. */
+void engine__recheck_begin(struct engine_request *r);
 
 /* ---- Sparse prefill (prefill.c) ---- */
 

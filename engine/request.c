@@ -99,6 +99,7 @@ void engine__request_unref(struct engine_request *r) {
     free(r->kept);
     free(r->quarter_mass);
     free(r->quarters);
+    free(r->used);
     free(r->seen);
     free(r);
 }

@@ -43,6 +43,11 @@ static int check_lists(const struct engine *g, const struct target_settings *s, 
     const struct engine_sizes *z = &g->sizes;
     struct target_deep deep = engine__deep(g);
     bool by_head = s->lists == TARGET_LISTS_HEAD && deep.n_heads > 1;
+    if (s->drop > 0 && z->list_layers > 0)
+        return err_raise(e, E_UNSUPPORTED,
+                         "drop %g: a server that keeps room for lists by layer keeps none for "
+                         "masses of all rows",
+                         s->drop);
     if (!target_has_lists(s) && !target_has_quarters(s)) return 0;
     int rc = target_lists_check(s, &deep, e);
     if (rc) return rc;
@@ -73,10 +78,13 @@ int engine__sparse_check(const struct engine *g, const struct target_settings *a
                          "sparse \"%s\", reselector \"%s\": no scorer was loaded (--scorer)",
                          target_selector_name(s.selector), target_selector_name(s.reselector));
     if (g->sizes.state_cols == 0)
-        return err_raise(e, E_UNSUPPORTED,
-                         "sparse \"%s\", reselector \"%s\": no states of blocks are kept; a server "
-                         "started with --scorer, --sparse mean or --sparse-prefill keeps them",
-                         target_selector_name(s.selector), target_selector_name(s.reselector));
+        return err_raise(
+            e, E_UNSUPPORTED,
+            "sparse \"%s\", reselector \"%s\", recheck \"%s\": no states of blocks are "
+            "kept; a server started with --scorer, --sparse mean, --recheck border or "
+            "--sparse-prefill keeps them",
+            target_selector_name(s.selector), target_selector_name(s.reselector),
+            target_recheck_name(s.recheck));
     const int missing = target_asks(&s, TARGET_MINMAX) && !g->sizes.state_minmax  ? TARGET_MINMAX
                         : target_asks(&s, TARGET_BOUND) && !g->sizes.state_spread ? TARGET_BOUND
                                                                                   : TARGET_OFF;
@@ -114,7 +122,7 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
         if (!r->quarter_mass || !r->quarters) return false;
     }
     r->score = calloc(r->sparse.exact > 0 ? n_all : n * n_prompt, sizeof *r->score);
-    return r->score && r->read && r->kept;
+    return r->score && r->read && r->kept && engine__recheck_init(r);
 }
 
 uint64_t engine__sparse_owner(const struct engine_request *r) {
@@ -156,7 +164,7 @@ void engine__sparse_mark(struct engine *g, struct engine_request *r, int first_r
     int32_t *line = g->batch.mass_line.host;
     int from = r->n_prompt - TARGET_ROWS, parts = g->batch.mass_parts;
     r->mass_line = -1;
-    if (r->is_dense && r->sparse.selector == TARGET_OBSERVED) {
+    if ((r->is_dense && r->sparse.selector == TARGET_OBSERVED) || engine__recheck_marks(r)) {
         r->mass_line = take_lines(&g->batch, r->n_rows);
         for (int i = 0; i < r->n_rows; i++) line[first_row + i] = (r->mass_line + i) * parts;
         return;
@@ -184,7 +192,7 @@ void engine__sparse_raise(const struct engine *g, int line, int n, float *out) {
 }
 
 void engine__sparse_see(struct engine *g, struct engine_request *r) {
-    if (r->mass_line < 0 || r->is_dense) return; /* a dense pass: once its rows are decided */
+    if (r->mass_line < 0 || engine__decodes(r)) return; /* answers': once rows are decided */
     const struct engine_batch *b = &g->batch;
     int n = target_n_blocks(r->n_prompt), heads = g->sizes.list_heads;
     struct target_deep deep = engine__deep(g);
@@ -273,7 +281,8 @@ void engine__sparse_changed(struct engine *g, struct engine_request *r, int n_li
 
 /* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now; after a dense
  * pass of an exact answer, all that is final. */
-static void select_blocks(struct engine *g, struct engine_request *r, const float *score) {
+static int select_blocks(struct engine *g, struct engine_request *r, const float *score,
+                         float *scratch, struct err *e) {
     struct engine_sparsity *c = &r->sparsity;
     bool again = r->seen && c->n_selections > 0;
     struct target_view view = {.n_tokens = again ? r->n_kv : r->n_prompt,
@@ -290,6 +299,10 @@ static void select_blocks(struct engine *g, struct engine_request *r, const floa
     int n_lists = saw ? target_n_lists(&r->sparse, &deep) : 1;
     if (again && r->sparse.selector == TARGET_OBSERVED) engine__exact_masses(r, n);
     else if (r->seen && r->sparse.selector == TARGET_OBSERVED) engine__exact_keep_prompt(r);
+    view.mass = r->score;
+    int rc = engine__recheck(g, r, &view, scratch, e);
+    if (rc) return rc;
+    c->n_dropped += target_n_dropped(&r->sparse, &view);
     for (int i = 0; i < n_lists; i++) {
         float *own = r->score + (size_t)i * (size_t)n;
         view.mass = own;
@@ -315,16 +328,20 @@ static void select_blocks(struct engine *g, struct engine_request *r, const floa
     c->n_lists = r->n_lists;
     c->n_union = count_union(r, r->score);
     r->wants_selection = r->wants_wide = false;
+    engine__recheck_begin(r);
     count_time(g, r, clock_ns() - start);
+    trace(g, r);
+    return 0;
 }
 
 void engine__sparse_select(struct engine *g, struct engine_request *r) {
     r->n_kept = 0; /* what the prompt's last chunk read */
     if (!r->score) return;
-    r->wants_selection = target_by_states(r->sparse.selector);
+    r->wants_selection =
+        target_by_states(r->sparse.selector) || r->sparse.recheck != TARGET_RECHECK_OFF;
     if (r->wants_selection) return;
-    select_blocks(g, r, NULL);
-    trace(g, r);
+    int rc = select_blocks(g, r, NULL, NULL, NULL);
+    ASSERT(rc == 0); /* nothing is asked of the device */
 }
 
 bool engine__sparse_wants_logprob(const struct engine_request *r) {
@@ -375,14 +392,16 @@ int engine__sparse_renew(struct engine *g, struct err *e) {
     for (int i = 0; i < g->n_running; i++) {
         struct engine_request *r = g->running[i];
         if (!r->wants_selection) continue;
-        float *lines = g->batch.mass.host, *score = NULL;
+        float *lines = g->batch.mass.host, *free_line = lines + (size_t)n_scored * blocks;
+        float *score = NULL;
         if (target_by_states(selector_of(r))) {
             score = lines + (size_t)line++ * blocks;
             count_time(g, r, wait);
         }
-        if (engine__decodes(r)) select_blocks(g, r, score);
-        else engine__prefill_select(g, r, score, score ? score : lines + (size_t)n_scored * blocks);
-        trace(g, r);
+        if (!engine__decodes(r)) {
+            engine__prefill_select(g, r, score, free_line);
+            trace(g, r);
+        } else if ((rc = select_blocks(g, r, score, free_line, e)) != 0) return rc;
     }
     return 0;
 }

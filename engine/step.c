@@ -384,6 +384,7 @@ static void commit(struct engine *g, struct engine_request *r, int64_t now) {
     }
     int n_kv = r->n_prompt + r->n_out - (r->n_out > 0);
     engine__states_commit(g, r, n_kv - r->n_kv);
+    engine__recheck_see(g, r, n_kv - r->n_kv);
     if (r->is_dense) engine__exact_end(g, r, n_kv - r->n_kv, n_accepted, n_committed);
     r->n_kv = n_kv;
     if (cut && n_committed <= n_accepted) {

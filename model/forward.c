@@ -51,16 +51,10 @@ static struct kern_lists lists_of(const struct model_group *g, int i) {
     return l;
 }
 
-static int attention_block(struct model *m, const struct model_pass *p, const struct model_group *g,
-                           int layer, struct err *e) {
-    const struct model_config *c = &m->config;
-    const struct model_layer *l = &m->layers[layer];
-    struct model_workspace *w = &m->ws;
-    struct kern *k = m->k;
-    struct kern_batch batch = p->batch;
-    batch.slot_page = g->slot_page;
+/* Where a layer's K and V lie in its group's pages. */
+static struct kern_kv kv_of(const struct model_config *c, const struct model_group *g, int layer) {
     size_t elem = kern_dtype_block_bytes(g->kv_dtype);
-    const struct kern_kv kv = {
+    return (struct kern_kv){
         .base = g->arena,
         .page_stride = 1024,
         .k_offset = model_kv_offset(c, layer - g->first_layer, false, elem),
@@ -70,7 +64,12 @@ static int attention_block(struct model *m, const struct model_pass *p, const st
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
     };
-    const struct kern_rope rope = {
+}
+
+static struct kern_rope rope_of(const struct model *m, int layer) {
+    const struct model_config *c = &m->config;
+    const struct model_layer *l = &m->layers[layer];
+    return (struct kern_rope){
         .inv_freq = c->rope_skip[layer] ? NULL : m->inv_freq,
         .dim = c->rope_dim,
         .interleaved = c->rope_interleaved,
@@ -82,6 +81,18 @@ static int attention_block(struct model *m, const struct model_pass *p, const st
         .k_bias = l->k_bias,
         .v_bias = l->v_bias,
     };
+}
+
+static int attention_block(struct model *m, const struct model_pass *p, const struct model_group *g,
+                           int layer, struct err *e) {
+    const struct model_config *c = &m->config;
+    const struct model_layer *l = &m->layers[layer];
+    struct model_workspace *w = &m->ws;
+    struct kern *k = m->k;
+    struct kern_batch batch = p->batch;
+    const struct kern_kv kv = kv_of(c, g, layer);
+    const struct kern_rope rope = rope_of(m, layer);
+    batch.slot_page = g->slot_page;
     TRY(linear(k, batch.rows, &l->qkv, act_for(m, l->qkv.part), w->qkv));
     TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &kv));
     float scale = 1.0f / sqrtf((float)c->head_dim);
@@ -168,4 +179,40 @@ int model_forward(struct model *m, const struct model_pass *p, struct err *e) {
         }
     }
     return p->n_logits ? head_block(m, p, e) : 0;
+}
+
+/* K and V of the rows are there already and may be another class's bits: they are made once more,
+ * as rotation makes them with the queries, into a page that nobody reads. Its id is 0, as is the
+ * number of the one sequence in every entry of row_seq. */
+int model_look(struct model *m, const struct model_pass *p, int group, const float *ring, int n,
+               int first, struct err *e) {
+    const struct model_config *c = &m->config;
+    const struct model_group *g = &p->group[group];
+    const struct model_layer *l = &m->layers[g->first_layer];
+    const struct kern_kv kv = kv_of(c, g, g->first_layer);
+    const struct kern_rope rope = rope_of(m, g->first_layer);
+    struct model_workspace *w = &m->ws;
+    struct kern *k = m->k;
+    struct kern_batch batch = p->batch;
+    struct kern_kv nowhere = kv;
+    size_t row = (size_t)c->hidden * sizeof(float);
+    int n_rows = batch.rows.n_gen, n_end = n - first < n_rows ? n - first : n_rows;
+    ASSERT(batch.rows.n_prompt == 0 && batch.n_seqs == 1);
+    ASSERT(n_rows > 0 && n_rows <= n && n_rows <= KERN_BLOCK && n_rows <= m->caps.max_rows);
+    ASSERT(first >= 0 && first < n && g->n_layers > 0);
+    nowhere.base = w->gate_up;
+    nowhere.k_offset = 0;
+    nowhere.v_offset = (size_t)c->n_kv_heads * kv.head_stride;
+    batch.slot_page = batch.row_seq;
+    TRY(k->ops->copy_page(k, w->x, ring + (size_t)first * (size_t)c->hidden, (size_t)n_end * row));
+    if (n_end < n_rows)
+        TRY(k->ops->copy_page(k, w->x + (size_t)n_end * (size_t)c->hidden, ring,
+                              (size_t)(n_rows - n_end) * row));
+    TRY(k->ops->norm_pack(k, batch.rows, c->hidden, w->x, NULL, l->attn_norm, c->norm_eps,
+                          act_for(m, l->qkv.part), NULL));
+    TRY(linear(k, batch.rows, &l->qkv, act_for(m, l->qkv.part), w->qkv));
+    TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &nowhere));
+    TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, 1.0f / sqrtf((float)c->head_dim),
+                          w->qkv, &kv, &g->taps, w->attn_scratch, w->heads));
+    return 0;
 }

@@ -285,12 +285,13 @@ static int take_workspace(struct carve *cv, struct kern *k, const struct model_c
                                                       c->head_dim, caps->max_blocks),
                            k->ops->attn_scratch_bytes(k, prompt, caps->max_seqs, c->n_heads,
                                                       c->head_dim, caps->max_blocks));
+    size_t look = 2 * KERN_BLOCK * kv * f; /* a page of one layer: model_look's */
     struct model_workspace ws = {
         .x = carve_take(cv, rows * (size_t)c->hidden * f),
         .delta = carve_take(cv, rows * (size_t)c->hidden * f),
         .qkv = carve_take(cv, rows * (heads + 2 * kv) * f),
         .heads = carve_take(cv, rows * heads * f),
-        .gate_up = carve_take(cv, rows * 2 * (size_t)c->ffn * f),
+        .gate_up = carve_take(cv, max_size(rows * 2 * (size_t)c->ffn * f, look)),
         .last = carve_take(cv, logits * (size_t)c->hidden * f),
         .last_delta = carve_take(cv, logits * (size_t)c->hidden * f),
         .attn_scratch = carve_take(cv, attn),

@@ -93,6 +93,14 @@ struct model_pass {
  * bits. */
 int model_forward(struct model *m, const struct model_pass *p, struct err *e);
 
+/* What the rows of a pass of one sequence pay to the blocks of a group's lists in the group's first
+ * layer, by its taps, and nothing else: row i enters the layer with the state of row (first + i) %
+ * n of `ring` (f32 [n][H], backend memory), at the pass's position of it. At most KERN_BLOCK
+ * generated rows of consecutive positions. No page is written: the rows' own K and V must be in
+ * theirs. */
+int model_look(struct model *m, const struct model_pass *p, int group, const float *ring, int n,
+               int first, struct err *e);
+
 /* The head's rows: config.n_head of them. Row i is token ids[i] (backend memory, ascending), NULL:
  * row = id. */
 int model_n_head(const struct model *m);

@@ -213,7 +213,7 @@ static void pack_own_prefill(msgpack_packer *pk, const struct engine_sparsity *s
 
 void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     bool off = s->settings.selector == TARGET_OFF;
-    msgpack_pack_map(pk, off ? 1 : 22);
+    msgpack_pack_map(pk, off ? 1 : 25);
     pack_pair_str(pk, "selector", target_selector_name(s->settings.selector));
     if (off) return;
     pack_keep(pk, &s->settings);
@@ -225,6 +225,9 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
     pack_pair_int(pk, "n_lists", s->n_lists);
     pack_pair_int(pk, "union", s->n_union);
     pack_reselect(pk, &s->settings);
+    pack_pair_str(pk, "recheck", target_recheck_name(s->settings.recheck));
+    pack_pair_real(pk, "drop", s->settings.drop);
+    pack_pair_int(pk, "dropped", s->n_dropped);
     pack_pair_int(pk, "wide", s->n_wide);
     pack_pair_int(pk, "cut", s->n_cut);
     pack_pair_real(pk, "select_ms", (double)s->select_ns / 1e6);
@@ -245,7 +248,7 @@ void describe__sparsity(const struct engine_sparsity *s, msgpack_packer *pk) {
 /* What a request gets that names nothing of it. */
 static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     const struct target_settings all = engine_sparse_defaults(s->engine);
-    msgpack_pack_map(pk, 18);
+    msgpack_pack_map(pk, 20);
     pack_pair_str(pk, "selector", target_selector_name(all.selector));
     pack_keep(pk, &all);
     pack_pair_int(pk, "min_blocks", all.min_blocks);
@@ -257,6 +260,8 @@ static void pack_sparsity_defaults(const struct server *s, msgpack_packer *pk) {
     pack_pair_real(pk, "smooth", all.smooth);
     pack_reselect(pk, &all);
     pack_pair_real(pk, "surprise", all.surprise);
+    pack_pair_str(pk, "recheck", target_recheck_name(all.recheck));
+    pack_pair_real(pk, "drop", all.drop);
     pack_pair_int(pk, "exact", all.exact);
     pack_pair_str(pk, "prefill", target_prefill_name(all.prefill));
     pack_pair_int(pk, "prefill_dense", all.prefill_dense);

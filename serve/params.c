@@ -52,6 +52,8 @@ void params__defaults(struct request_options *o) {
         {"reselect", PARAM_RESELECT, AT(sparse.reselect), 1, TARGET_MOST_BLOCKS, false},           \
         {"reselector", PARAM_RESELECTOR, AT(sparse.reselector), 0, 0, false},                      \
         {"surprise", PARAM_REAL, AT(sparse.surprise), 0, 100, true},                               \
+        {"recheck", PARAM_RECHECK, AT(sparse.recheck), 0, 0, false},                               \
+        {"drop", PARAM_REAL, AT(sparse.drop), 0, 1, false},                                        \
         {"exact", PARAM_EXACT, AT(sparse.exact), 0, TARGET_MOST_EXACT, false},                     \
         {"prefill", PARAM_PREFILL, AT(sparse.prefill), 0, 0, false},                               \
         {"prefill_dense", PARAM_INT, AT(sparse.prefill_dense), 0, TARGET_MOST_BLOCKS, false},      \
@@ -259,6 +261,14 @@ static int read_reselector(const struct param *t, const msgpack_object *v, int *
     return target_reselector_parse(out, s, n, e);
 }
 
+static int read_recheck(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
+    const char *s;
+    size_t n;
+    if (!rpc_text(v, &s, &n))
+        return err_raise(e, E_INVALID, "%s must be a str, not %s", t->name, rpc_type_name(v));
+    return target_recheck_parse(out, s, n, e);
+}
+
 static int read_prefill(const struct param *t, const msgpack_object *v, int *out, struct err *e) {
     const char *s;
     size_t n;
@@ -362,6 +372,8 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
         return read_lists(t, v, (int *)field, e);
     case PARAM_RESELECTOR:
         return read_reselector(t, v, (int *)field, e);
+    case PARAM_RECHECK:
+        return read_recheck(t, v, (int *)field, e);
     case PARAM_COUPLING:
         return read_coupling(t, v, (enum verify_coupling *)field, e);
     case PARAM_TEXT: {

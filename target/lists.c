@@ -66,6 +66,9 @@ int target_lists_check(const struct target_settings *s, const struct target_deep
         return err_raise(e, E_INVALID,
                          "exact %d, %s: exact answers propose by one list of blocks for all",
                          s->exact, why);
+    if (s->recheck > TARGET_RECHECK_OFF || s->drop > 0)
+        return err_raise(e, E_INVALID, "%s, %s: re-checks are of one list of blocks for all",
+                         s->drop > 0 ? "drop" : "recheck \"border\"", why);
     return d ? check_layer(s, d, e) : 0;
 }
 

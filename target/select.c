@@ -150,8 +150,11 @@ static void fill_keys(const struct target_settings *s, const struct target_view 
 
 /* ---- The list ---- */
 
-/* Mark the k best of the n blocks that carry no mark. */
-static void mark_best(const float *key, int32_t *marked, int n, int k) {
+/* A block's mark while a list is made. */
+enum { FREE, KEPT, ASIDE, DROPPED, CANDIDATE };
+
+/* Mark the k best of the free blocks. */
+static void mark_best(const float *key, int32_t *marked, int n, int k, int mark) {
     uint32_t lo = 0, hi = UINT32_MAX; /* the k-th best key is in [lo, hi] */
     int n_left = k;
     if (k <= 0) return;
@@ -164,54 +167,131 @@ static void mark_best(const float *key, int32_t *marked, int n, int k) {
     }
     for (int i = 0; i < n; i++)
         if (!marked[i] && key_at(key, i) > lo) {
-            marked[i] = 1;
+            marked[i] = mark;
             n_left--;
         }
     for (int i = 0; i < n && n_left > 0; i++)
         if (!marked[i] && key_at(key, i) == lo) {
-            marked[i] = 1;
+            marked[i] = mark;
             n_left--;
         }
     ASSERT(n_left == 0);
 }
 
-/* Of the best `more` unmarked blocks, those that reach the threshold. */
-static int n_reach(const float *key, const int32_t *marked, int n, int more, double threshold) {
+static void turn(int32_t *marked, int n, int from, int to) {
+    for (int i = 0; i < n; i++)
+        if (marked[i] == from) marked[i] = to;
+}
+
+/* Free blocks that reach the threshold. */
+static int n_reach(const float *key, const int32_t *marked, int n, double threshold) {
     uint32_t least_key = key_of((float)threshold);
     int count = 0;
     for (int i = 0; i < n; i++) count += !marked[i] && key_at(key, i) >= least_key;
-    return least(count, more);
+    return count;
 }
 
-/* Mark the best blocks beside the n_pinned that carry a mark; returns how many are marked. */
-static int mark_kept(const struct target_settings *s, const struct target_view *v, const float *key,
-                     int32_t *marked, int n, int selector) {
-    int pinned = n_pinned(s, n), k = target_n_kept(s, v->n_tokens), floor = n_floor(s, n);
-    if (v->wide) k = least((int)ceil(TARGET_WIDE * k), n);
-    if (s->threshold == TARGET_NO_THRESHOLD || !measures(selector)) {
-        mark_best(key, marked, n, k - pinned);
-        return k;
+static bool is_pinned(const struct target_settings *s, int block, int n) {
+    return block == 0 || block >= n - s->window_blocks;
+}
+
+int target_n_dropped(const struct target_settings *s, const struct target_view *v) {
+    int n = target_n_blocks(v->n_tokens), count = 0;
+    for (int i = 0; v->used && s->drop > 0 && i < n; i++)
+        count += !is_pinned(s, i, n) && !isnan(v->used[i]);
+    return ceil_share(s->drop, count);
+}
+
+/* Mark the least used. What is 0 or more has the order of its bits. */
+static void mark_dropped(const struct target_settings *s, const struct target_view *v,
+                         int32_t *marked, int n) {
+    int n_used = 0, n_out = target_n_dropped(s, v);
+    if (n_out == 0) return;
+    for (int i = 0; i < n; i++) {
+        if (marked[i] == FREE && isnan(v->used[i])) marked[i] = ASIDE;
+        n_used += marked[i] == FREE;
     }
-    mark_best(key, marked, n, floor - pinned);
-    int more = n_reach(key, marked, n, k - floor, s->threshold);
-    mark_best(key, marked, n, more);
-    return floor + more;
+    mark_best(v->used, marked, n, n_used - n_out, ASIDE);
+    turn(marked, n, FREE, DROPPED);
+    turn(marked, n, ASIDE, FREE);
+}
+
+/* What is known before blocks are taken by their keys: pinned and dropped ones are marked; returns
+ * how many of the free ones are to be kept. */
+static int begin(const struct target_settings *s, const struct target_view *v, const float *key,
+                 int32_t *marked, int n, int selector) {
+    int pinned = n_pinned(s, n), k = target_n_kept(s, v->n_tokens), floor = n_floor(s, n);
+    int n_out = target_n_dropped(s, v), room = n - n_out;
+    for (int i = 0; i < n; i++) marked[i] = is_pinned(s, i, n) ? KEPT : FREE;
+    mark_dropped(s, v, marked, n);
+    if (v->wide) k = least((int)ceil(TARGET_WIDE * k), n);
+    floor = least(floor, room);
+    k = least(most(k - n_out, floor), room);
+    if (s->threshold == TARGET_NO_THRESHOLD || !measures(selector)) return k - pinned;
+    return most(floor, least(k, pinned + n_reach(key, marked, n, s->threshold))) - pinned;
+}
+
+static bool rechecks(const struct target_settings *s, int selector) {
+    return s->recheck == TARGET_RECHECK_BORDER && measures(selector);
+}
+
+static int n_free(const int32_t *marked, int n) {
+    int count = 0;
+    for (int i = 0; i < n; i++) count += marked[i] == FREE;
+    return count;
+}
+
+/* Keep k: the better half by their keys, then those of the next up to 2 k that attention prefers.
+ * Takes the keys. */
+static void mark_rechecked(const struct target_view *v, float *key, int32_t *marked, int n, int k) {
+    int sure = (k + 1) / 2;
+    mark_best(key, marked, n, sure, KEPT);
+    mark_best(key, marked, n, least(2 * k - sure, n_free(marked, n)), CANDIDATE);
+    turn(marked, n, FREE, ASIDE);
+    turn(marked, n, CANDIDATE, FREE);
+    for (int i = 0; i < n; i++)
+        if (marked[i] == FREE) set_key(key, i, key_of(v->attention[i]));
+    mark_best(key, marked, n, k - sure, KEPT);
+    turn(marked, n, ASIDE, FREE);
+}
+
+static int selector_of(const struct target_settings *s, const struct target_view *v) {
+    return v->epoch > 0 ? s->reselector : s->selector;
+}
+
+static int gather(int32_t *marked, int n) {
+    int count = 0;
+    for (int i = 0; i < n; i++)
+        if (marked[i] == KEPT) marked[count++] = i;
+    return count;
+}
+
+int target_recheck(const struct target_settings *s, const struct target_view *v, float *score,
+                   int32_t *list) {
+    int n = target_n_blocks(v->n_tokens), selector = selector_of(s, v);
+    if (s->selector == TARGET_OFF || s->selector == TARGET_ALL || !rechecks(s, selector)) return 0;
+    fill_keys(s, v, selector, n, score);
+    int k = begin(s, v, score, list, n, selector);
+    mark_best(score, list, n, least(2 * k, n_free(list, n)), KEPT);
+    /* A row sees its own block. */
+    int own = most(v->n_tokens - TARGET_RECHECK_ROWS, 0) / TARGET_BLOCK;
+    for (int i = own; i < n; i++) list[i] = KEPT;
+    return gather(list, n);
 }
 
 int target_select(const struct target_settings *s, const struct target_view *v, float *score,
                   int32_t *kept) {
-    int n = target_n_blocks(v->n_tokens), n_kept = 0;
-    int selector = v->epoch > 0 ? s->reselector : s->selector;
+    int n = target_n_blocks(v->n_tokens), selector = selector_of(s, v);
     bool all = s->selector == TARGET_OFF || s->selector == TARGET_ALL;
     ASSERT(n > 0 && s->window_blocks >= 1);
-    for (int i = 0; i < n; i++) kept[i] = i == 0 || i >= n - s->window_blocks || all;
+    for (int i = 0; i < n && all; i++) kept[i] = KEPT;
     if (!all) {
         fill_keys(s, v, selector, n, score);
-        int k = mark_kept(s, v, score, kept, n, selector);
+        int k = begin(s, v, score, kept, n, selector);
+        if (v->attention && rechecks(s, selector)) mark_rechecked(v, score, kept, n, k);
+        else mark_best(score, kept, n, k, KEPT);
         for (int i = 0; i < n; i++) set_key(score, i, draw(v, (uint32_t)i));
-        mark_best(score, kept, n, least(ceil_share(s->reserve, n), n - k));
+        mark_best(score, kept, n, least(ceil_share(s->reserve, n), n_free(kept, n)), KEPT);
     }
-    for (int i = 0; i < n; i++)
-        if (kept[i]) kept[n_kept++] = i;
-    return n_kept;
+    return gather(kept, n);
 }

@@ -107,6 +107,19 @@ int target_reselect_parse(int *out, const char *s, size_t n, struct err *e) {
     return 0;
 }
 
+const char *target_recheck_name(int recheck) {
+    return recheck == TARGET_RECHECK_BORDER ? "border" : "off";
+}
+
+int target_recheck_parse(int *out, const char *s, size_t n, struct err *e) {
+    if (is_word(s, n, "off")) *out = TARGET_RECHECK_OFF;
+    else if (is_word(s, n, "border")) *out = TARGET_RECHECK_BORDER;
+    else
+        return err_raise(e, E_RANGE, "recheck is \"%.*s\", allowed is \"off\" or \"border\"",
+                         shown(n), s);
+    return 0;
+}
+
 int target_exact_parse(int *out, const char *s, size_t n, struct err *e) {
     double x;
     if (is_word(s, n, "off")) *out = 0;
@@ -185,6 +198,8 @@ void target_settings_unset(struct target_settings *s) {
                                   .reselect = TARGET_UNSET,
                                   .reselector = TARGET_UNSET,
                                   .surprise = TARGET_UNSET,
+                                  .recheck = TARGET_UNSET,
+                                  .drop = TARGET_UNSET,
                                   .exact = TARGET_UNSET,
                                   .prefill = TARGET_UNSET,
                                   .prefill_dense = TARGET_UNSET,
@@ -267,6 +282,12 @@ static int check_scores(const struct target_settings *s, struct err *e) {
         return err_raise(e, E_RANGE, "keep_threshold is %g, allowed is a number", s->threshold);
     if (s->smooth != TARGET_UNSET && !(s->smooth >= 0 && s->smooth <= 1))
         return err_raise(e, E_RANGE, "smooth is %g, allowed is [0, 1]", s->smooth);
+    if (s->recheck != TARGET_UNSET && s->recheck != TARGET_RECHECK_OFF &&
+        s->recheck != TARGET_RECHECK_BORDER)
+        return err_raise(e, E_RANGE, "recheck is %d, allowed is off (%d) or border (%d)",
+                         s->recheck, TARGET_RECHECK_OFF, TARGET_RECHECK_BORDER);
+    if (s->drop != TARGET_UNSET && !(s->drop >= 0 && s->drop < 1))
+        return err_raise(e, E_RANGE, "drop is %g, allowed is [0, 1)", s->drop);
     if (s->curve.n != 0 && !is_curve(&s->curve))
         return err_raise(e, E_RANGE,
                          "keep's curve of %d points: allowed are up to %d, tokens of [1, 1e9] "
@@ -338,7 +359,12 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
         below.lists = below.select2 = below.quarters = TARGET_UNSET;
     if (request->select2 > 0) below.lists = TARGET_UNSET;
     if (request->lists > TARGET_LISTS_ONE) below.select2 = TARGET_UNSET;
-    if (target_has_lists(request) || target_has_quarters(request)) below.exact = TARGET_UNSET;
+    if (request->recheck > TARGET_RECHECK_OFF || request->drop > 0)
+        below.lists = below.select2 = below.quarters = TARGET_UNSET;
+    if (target_has_lists(request) || target_has_quarters(request)) {
+        below.exact = below.recheck = TARGET_UNSET;
+        below.drop = TARGET_UNSET;
+    }
     s.lists = first_set(request->lists, below.lists, TARGET_LISTS_ONE);
     s.select2 = first_set(request->select2, below.select2, 0);
     s.quarters = first_set(request->quarters, below.quarters, TARGET_QUARTERS);
@@ -365,6 +391,9 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     s.reselector =
         first_set(request->reselector, below.reselector, own_reselector(s.selector, scorer));
     s.surprise = first_real(request->surprise, below.surprise, TARGET_SURPRISE);
+    s.recheck = first_set(request->recheck, below.recheck, TARGET_RECHECK_OFF);
+    s.drop = first_real(request->drop, below.drop, 0);
+    if (s.selector == TARGET_OFF || s.selector == TARGET_ALL) s.recheck = TARGET_RECHECK_OFF;
     if (s.selector == TARGET_OFF) {
         s.exact = 0;
         s.prefill = TARGET_PREFILL_DENSE;
@@ -376,6 +405,7 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
         s.reselect = TARGET_RESELECT_OFF;
         s.reselector = s.selector;
     }
+    if (s.reselect == TARGET_RESELECT_OFF) s.drop = 0; /* no epoch follows */
     s.curve = first_curve(request, &below, scorer);
     return s;
 }
@@ -389,30 +419,32 @@ bool target_asks(const struct target_settings *s, int selector) {
 bool target_needs_states(const struct target_settings *s) {
     for (int i = 0; i < TARGET_N_SELECTORS; i++)
         if (target_by_states(i) && target_asks(s, i)) return true;
-    return false;
+    return s->recheck != TARGET_RECHECK_OFF;
 }
 
 uint64_t target_settings_law(const struct target_settings *s) {
     struct {
-        double keep, reserve, threshold, smooth, surprise;
+        double keep, reserve, threshold, smooth, surprise, drop;
         double point[2 * TARGET_CURVE_POINTS];
         int32_t selector, keep_blocks, min_blocks, window_blocks, reselect, reselector;
-        int32_t lists, select2, quarters, unused;
+        int32_t recheck, lists, select2, quarters;
     } in = {.keep = s->keep_blocks > 0 ? TARGET_CURVE : s->keep,
             .reserve = s->reserve,
             .threshold = s->threshold,
             .smooth = s->smooth,
             .surprise = s->reselect == TARGET_RESELECT_SURPRISE ? s->surprise : 0,
+            .drop = s->drop,
             .selector = s->selector,
             .keep_blocks = s->keep_blocks,
             .min_blocks = s->min_blocks,
             .window_blocks = s->window_blocks,
             .reselect = s->reselect,
             .reselector = s->reselect != TARGET_RESELECT_OFF ? s->reselector : 0,
+            .recheck = s->recheck,
             .lists = s->lists,
             .select2 = s->select2,
             .quarters = s->quarters};
-    _Static_assert(sizeof in == (5 + 2 * TARGET_CURVE_POINTS) * 8 + 10 * 4,
+    _Static_assert(sizeof in == (6 + 2 * TARGET_CURVE_POINTS) * 8 + 10 * 4,
                    "no padding may be hashed");
     if (s->selector == TARGET_OFF || s->exact > 0) return 0;
     for (int i = 0; i < s->curve.n && s->keep_blocks == 0 && s->keep == TARGET_CURVE; i++) {

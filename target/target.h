@@ -28,6 +28,7 @@ enum {
     TARGET_MOST_EXACT = 16,       /* of `exact`, and what "on" means: KERN_MAX_DRAFT */
     TARGET_PREFILL_START = 2048,  /* a prompt's positions below are computed densely */
     TARGET_PREFILL_CHUNK = 512,   /* positions behind it that share a list */
+    TARGET_RECHECK_ROWS = 16,     /* newest rows whose attention in the select layer re-checks */
 };
 #define TARGET_RESERVE 0.01 /* share of all blocks that chance keeps on top */
 #define TARGET_SURPRISE 0.5 /* nats above an epoch's beginning that are a surprise */
@@ -57,6 +58,7 @@ enum { /* `reselect`, beside numbers of tokens */
        TARGET_RESELECT_SURPRISE = -2
 };
 enum { TARGET_PREFILL_DENSE, TARGET_PREFILL_SPARSE }; /* `prefill` */
+enum { TARGET_RECHECK_OFF, TARGET_RECHECK_BORDER };   /* `recheck` */
 enum target_lists {                                   /* `lists`: who reads the same list */
                     TARGET_LISTS_ONE, /* all deep layers (to and from `select2`, where there is one)
                                        */
@@ -94,6 +96,12 @@ struct target_settings {
     int reselector;    /* who selects then, any but `observed`; default: the selector itself, for
                           `observed` the scorer where there is one, else mean */
     double surprise;   /* nats, with TARGET_RESELECT_SURPRISE */
+    int recheck; /* TARGET_RECHECK_*; default off. Border: of the blocks that measure well, but
+                    neither very well nor too badly, the select layer's true attention
+                    decides */
+    double drop; /* [0, 1), default 0: at an epoch's end so much of the blocks that its list had
+                    beside the pinned ones, the least used, are left out of the next; with
+                    `reselect` alone */
     struct target_curve curve; /* of keep TARGET_CURVE; n 0: unset. Default: the scorer file's, else
                                   the source's */
     int exact;   /* tokens that sparse rounds may commit provisionally before a dense pass verifies
@@ -114,8 +122,8 @@ void target_settings_unset(struct target_settings *s); /* all of it */
 
 /* Ranges of what is set; E_RANGE with name, value and range, E_INVALID where keep and keep_blocks
  * are both asked for, or exact or sparse prefill beside selector off, or exact beside reselect or
- * sparse prefill, or several lists or quarters beside exact or a selector that cannot tell them
- * apart. */
+ * sparse prefill, or several lists or quarters beside exact, re-checks or a selector that cannot
+ * tell them apart. */
 int target_settings_check(const struct target_settings *s, struct err *e);
 
 /* What a scorer file says of how it wants to be used. */
@@ -127,7 +135,7 @@ struct target_scorer_defaults {
 /* `request` over `base` over the defaults, of which some are those of the scorer that is loaded
  * (NULL: none); nothing is unset in the result. Asking for keep_blocks or keep takes back what the
  * base says of the other; so it is with exact and reselect, with exact and sparse prefill, and with
- * several lists or quarters and exact or another selector. */
+ * several lists or quarters and exact, re-checks or another selector. */
 struct target_settings target_settings_resolve(const struct target_settings *base,
                                                const struct target_settings *request,
                                                const struct target_scorer_defaults *scorer);
@@ -158,6 +166,9 @@ int target_keep_parse(struct target_settings *s, const char *text, size_t n, str
 int target_threshold_parse(double *out, const char *s, size_t n, struct err *e);
 /* "off", "step", "surprise" or a number of tokens; E_RANGE names what is allowed. */
 int target_reselect_parse(int *out, const char *s, size_t n, struct err *e);
+/* "off", "border"; E_RANGE names them. */
+int target_recheck_parse(int *out, const char *s, size_t n, struct err *e);
+const char *target_recheck_name(int recheck);
 /* "dense", "sparse"; E_RANGE names them. */
 int target_prefill_parse(int *out, const char *s, size_t n, struct err *e);
 const char *target_prefill_name(int prefill);
@@ -198,11 +209,29 @@ struct target_view {
     const float *mass;
     const float *score; /* [n_blocks] f32, of a selector by states: its scores. NULL for others */
     bool wide;          /* TARGET_WIDE times as many blocks */
+    /* [n_blocks] f32, 0 or more: the most that a head of one of the epoch's rows paid to a block in
+     * a deep layer; NaN: it had no part in the last list. NULL: there was none, or nobody drops. */
+    const float *used;
+    /* [n_blocks] f32 of the blocks that target_recheck names: the most that a head of one of the
+     * newest rows pays to it in the select layer, where it is one of these. NULL: no re-check. */
+    const float *attention;
 };
+
+/* Blocks that settings leave out of this view's list because they were used least. */
+int target_n_dropped(const struct target_settings *s, const struct target_view *view);
+
+/* With `recheck`, before a selection: the blocks whose true attention it wants, ascending into list
+ * [n_blocks]: the pinned ones, those of the prefix' newest TARGET_RECHECK_ROWS tokens, and the best
+ * twice as many as would be kept beside them. Returns how many; 0: none, because it is off, or the
+ * selector does not measure. score: [n_blocks] scratch that is neither view->mass nor view->score.
+ */
+int target_recheck(const struct target_settings *s, const struct target_view *view, float *score,
+                   int32_t *list);
 
 /* Select the blocks of an epoch: the pinned ones (the first, the newest window_blocks), the best by
  * the selector's score (smoothed, where it measures) up to target_n_kept, or those among them that
- * reach the threshold, then the reserve, drawn by (seed, epoch) from what is left. Ties go to the
+ * reach the threshold (re-checked: the better half of them, then of the best twice as many those
+ * with most attention), then the reserve, drawn by (seed, epoch) from what is left. Ties go to the
  * lower block; a NaN scores lowest. Ascending into kept [n_blocks]; returns how many. score:
  * [n_blocks] scratch, which may be view->mass or view->score itself. */
 int target_select(const struct target_settings *s, const struct target_view *view, float *score,

@@ -1,5 +1,6 @@
 #include "tests/epoch_bed.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -290,7 +291,7 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
     int32_t zero = 0, one = 1, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
     int32_t block[MOST_BLOCKS], page[MOST_BLOCKS];
     bool generated = l->n >= n_prompt;
-    bool mark = !generated && at >= n_prompt - 32;
+    bool mark = at >= n_prompt - 32; /* a generated row: its own */
     memcpy(block, l->all, sizeof block);
     if (list) {
         int first = (border + 63) / 64;
@@ -328,7 +329,10 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
                              .n_blocks = &n_deep,
                              .capacity = MOST_BLOCKS,
                              .seq_stride = 1},
-                   .taps = {.mass = mark ? l->mass : NULL, .mass_line = mark ? &zero : NULL}}},
+                   .taps = {.mass = generated ? l->row_mass
+                                    : mark    ? l->mass
+                                              : NULL,
+                            .mass_line = mark ? &zero : NULL}}},
         .n_logits = 1,
         .logit_row = &zero,
         .logits = l->logits,
@@ -336,13 +340,62 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
         .n_taps = 1,
         .tap = {{SELECT_LAYER, l->state}},
     };
+    memset(l->row_mass, 0, sizeof l->row_mass);
     assert_ok(model_forward(l->m, &pass, &e), e);
+    memcpy(l->states[at], l->state, sizeof l->state);
     struct kern_note note = {.n_rows = 1, .position = at};
     struct kern_plane plane = plane_of(l);
     assert_int_equal(
         l->k->ops->note_states(l->k, 1, &note, l->state, &plane, l->page[0], MOST_BLOCKS, l->ring),
         0);
     l->n++;
+}
+
+void epoch_loop_look(struct epoch_loop *l, int position, const int32_t *list, int n, float *mass) {
+    struct err e = {0};
+    int32_t zero = 0, one = 1, at = position, n_list = n, page[MOST_BLOCKS];
+    float seen[MOST_BLOCKS] = {0};
+    for (int i = 0; i < n; i++) page[i] = l->page[1][list[i]];
+    struct model_pass pass = {.batch = {.rows = {.n_gen = 1},
+                                        .token = &zero,
+                                        .position = &at,
+                                        .row_seq = &zero,
+                                        .n_seqs = 1,
+                                        .seq_row = &zero,
+                                        .seq_n_rows = &one},
+                              .n_groups = 2,
+                              .group[1] = {.first_layer = SELECT_LAYER,
+                                           .n_layers = N_LAYERS - SELECT_LAYER,
+                                           .arena = l->arena,
+                                           .kv_dtype = KERN_F16,
+                                           .lists = {.page = page,
+                                                     .block = list,
+                                                     .n_blocks = &n_list,
+                                                     .capacity = MOST_BLOCKS,
+                                                     .seq_stride = 1},
+                                           .taps = {.mass = seen, .mass_line = &zero}}};
+    assert_ok(model_look(l->m, &pass, 1, l->states[at], 1, 0, &e), e);
+    for (int i = 0; i < n; i++)
+        if (seen[i] > mass[i]) mass[i] = seen[i];
+}
+
+/* By the newest 16 rows, one by one. */
+static void loop_recheck(struct epoch_loop *l, const struct target_settings *s,
+                         struct target_view *view, float *attention) {
+    int32_t list[MOST_BLOCKS];
+    float mass[MOST_BLOCKS] = {0};
+    int n = target_recheck(s, view, l->work, list), n_list = n;
+    if (n == 0 || l->n < l->n_prompt) return;
+    for (int i = (view->n_tokens + 63) / 64; i < (l->n + 63) / 64; i++) list[n_list++] = i;
+    for (int at = l->n - 16; at < l->n; at++) epoch_loop_look(l, at, list, n_list, mass);
+    for (int i = 0; i < MOST_BLOCKS; i++) attention[i] = NAN;
+    for (int i = 0; i < n; i++) attention[list[i]] = mass[i];
+    view->attention = attention;
+}
+
+static void loop_use(struct epoch_loop *l, const struct epoch_list *list) {
+    for (int i = 0; i < list->n; i++)
+        if (l->row_mass[i] > l->used[list->kept[i]]) l->used[list->kept[i]] = l->row_mass[i];
 }
 
 static void loop_select(struct epoch_loop *l, const struct target_settings *s, int n_tokens,
@@ -359,7 +412,12 @@ static void loop_select(struct epoch_loop *l, const struct target_settings *s, i
                                .mass = l->mass,
                                .score = l->score,
                                .wide = wide};
+    float attention[MOST_BLOCKS];
+    if (epoch > 0 && l->n >= l->n_prompt && s->drop > 0) view.used = l->used;
+    loop_recheck(l, s, &view, attention);
     out->n = target_select(s, &view, l->work, out->kept);
+    for (int i = 0; i < MOST_BLOCKS; i++) l->used[i] = NAN;
+    for (int i = 0; i < out->n; i++) l->used[out->kept[i]] = 0;
 }
 
 /* The prompt, chunk by chunk where it is computed sparsely: is a list made for the one that begins
@@ -403,12 +461,14 @@ void epoch_naive(struct epoch_loop *l, const struct target_settings *asked,
     *want = *got;
     want->n_lists = want->n_chunks = 0;
     loop_begin(l);
+    l->n_prompt = got->n_prompt;
     loop_prompt(l, &s, got, want);
     want->row[0] = XXH3_64bits(l->logits, sizeof l->logits);
     loop_select(l, &s, got->n_prompt, seed, want->n_lists++, wide, &want->list[0]);
     for (int i = 1; i < got->n_out; i++) {
         loop_row(l, got->out[i - 1], got->n_prompt, got->n_prompt, &want->list[want->n_lists - 1]);
         want->row[i] = XXH3_64bits(l->logits, sizeof l->logits);
+        loop_use(l, &want->list[want->n_lists - 1]);
         if (i == got->n_out - 1 || !target_epoch_token(&epoch, &s, -got->logprob[i], &wide))
             continue;
         loop_select(l, &s, got->n_prompt, seed, want->n_lists, wide, &want->list[want->n_lists]);

@@ -91,7 +91,13 @@ struct epoch_loop {
     void *scratch;
     const struct kern_scorer *scorer; /* of TARGET_SCORER */
     int n;                            /* positions so far */
+    int n_prompt;
+    float states[MOST_PROMPT + MOST_OUT][64], row_mass[MOST_BLOCKS], used[MOST_BLOCKS];
 };
+
+/* What the row at `position` pays in the select layer to the blocks list[n], raised into
+ * mass[n]. */
+void epoch_loop_look(struct epoch_loop *l, int position, const int32_t *list, int n, float *mass);
 
 /* file: of the scorer, whose weights go to *loaded (close it before the loop); NULL: none. */
 void epoch_loop_open(struct epoch_loop *l, struct target_scorer **loaded,

@@ -233,6 +233,7 @@ static void select_blocks(const struct engine_submit_options *o, struct engine_s
     out->n_kept = target_n_kept(&out->settings, o->n_prompt * TARGET_BLOCK);
     out->n_kept_first = out->n_union = out->n_kept;
     out->n_lists = out->settings.lists == TARGET_LISTS_LAYER ? 3 : 1;
+    out->n_dropped = out->settings.drop > 0 ? 2 : 0;
     out->kv_shallow_bytes = 1000;
     out->kv_deep_bytes = 500;
     out->kv_dense_bytes = 3000;

@@ -109,6 +109,10 @@ static void test_flags_sparse(void) {
     assert_true(f.o.sparse.surprise == .25 && f.o.sparse.curve.at[1].keep == .5);
     assert_int_equal(f.o.sparse.reselect, TARGET_RESELECT_SURPRISE);
     assert_int_equal(f.o.sparse.reselector, TARGET_MEAN);
+    taken(&f, "-m t --recheck border --drop .25 --reselect 64 --reselector bound");
+    assert_int_equal(f.o.sparse.recheck, TARGET_RECHECK_BORDER);
+    assert_int_equal(f.o.sparse.reselector, TARGET_BOUND);
+    assert_true(f.o.sparse.drop == .25);
     taken(&f, "-m t --exact on");
     assert_int_equal(f.o.sparse.exact, 16);
     taken(&f, "-m t --exact 3 --sparse mean");
@@ -132,6 +136,8 @@ static void test_flags_sparse(void) {
         {"-m t --keep-threshold low", "--keep-threshold: 'low' is neither off nor a number"},
         {"-m t --reselect often", "--reselect: 'often' is none of off, step, surprise"},
         {"-m t --reselector observed", "--reselector: 'observed' is not one of scorer, mean"},
+        {"-m t --recheck all", "--recheck: 'all' is neither off nor border"},
+        {"-m t --drop 1", "drop is 1, allowed is [0, 1)"},
         {"-m t --exact 17", "--exact: '17' is none of on, off, or a number of tokens to 16"},
         {"-m t --exact 4 --sparse off", "exact 4, sparse \"off\""},
         {"-m t --lists heads", "--lists: 'heads' is not one of one, layer, head"},

@@ -72,6 +72,9 @@ static const struct {
      "reselector is \"observed\", allowed is \"scorer\", \"mean\", \"minmax\", "
      "\"bound\", \"recent\" or \"random\"",
      "reselector"},
+    {"'recheck':'all'", "recheck is \"all\", allowed is \"off\" or \"border\"", "recheck"},
+    {"'recheck':true", "recheck must be a str, not a boolean", "recheck"},
+    {"'drop':1.5", "drop is 1.5, allowed is [0, 1]", "drop"},
     {"'surprise':0", "surprise is 0, allowed is (0, 100]", "surprise"},
     {"'lookup':1", "lookup must be true or false, not an integer", "lookup"},
     {"'draft_model':'no'", "draft_model must be true or false, not a str", "draft_model"},
@@ -124,13 +127,15 @@ static void test_serve_sparsity(void) {
     peer_start(&s, &p, 0, 1);
     peer_send(&p, "[0,1,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"
                   "'observed','keep_blocks':5,'window_blocks':2,'reselect':'surprise',"
-                  "'reselector':'recent','surprise':0.25,'smooth':0.5,'keep_threshold':false}]]");
+                  "'reselector':'recent','surprise':0.25,'smooth':0.5,'keep_threshold':false,"
+                  "'recheck':'border','drop':0.25}]]");
     peer_expect(
         &p, "[1, 1, nil, {%\"sparsity\"=>{\"selector\"=>\"observed\", \"keep\"=>nil, "
             "\"keep_blocks\"=>5, \"selections\"=>1, \"blocks\"=>12, \"kept\"=>5, "
             "\"first_kept\"=>5, \"lists\"=>\"one\", \"select2\"=>0, \"quarters\"=>4, "
             "\"n_lists\"=>1, \"union\"=>5, \"reselect\"=>\"surprise\", \"reselector\"=>\"recent\", "
-            "\"wide\"=>0, \"cut\"=>0, \"select_ms\"=>0.000000, "
+            "\"recheck\"=>\"border\", \"drop\"=>0.250000, \"dropped\"=>2, \"wide\"=>0, \"cut\"=>0, "
+            "\"select_ms\"=>0.000000, "
             "\"kv_shallow_bytes\"=>1000, \"kv_deep_bytes\"=>500, "
             "\"kv_dense_bytes\"=>3000, \"prefill\"=>nil, \"exact\"=>nil}}]");
     peer_send(&p, "[0,2,'generate',['abcdefghijkl',{'max_tokens':1,'stream':false,'sparse':"

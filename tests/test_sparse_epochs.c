@@ -116,6 +116,159 @@ static void test_epochs_bounds(void) {
     engine_close(g);
 }
 
+/* ---- Re-checks ---- */
+
+/* Attention of a row in the select layer alone is what a whole pass finds there, to the bit: layers
+ * in three groups, of which the second is the select layer. */
+static void test_epochs_look(void) {
+    static struct epoch_loop l;
+    static struct epoch_record r, want;
+    static float seen[MOST_BLOCKS], look[MOST_BLOCKS];
+    struct engine_submit_options s;
+    struct target_settings of = epoch_settings(TARGET_RECENT, 4, 0);
+    struct err e = {0};
+    int32_t zero = 0, one = 1, at = 799, n_all = 13, elsewhere = 0;
+    epoch_loop_open(&l, NULL, NULL);
+    epoch_request(0, 700, 1, &r, &s);
+    memcpy(r.out, r.prompt, MOST_OUT * sizeof *r.out);
+    r.n_out = 102; /* positions 700.. are generated rows */
+    epoch_naive(&l, &of, NULL, 0, &r, &want);
+    assert_true(l.n == 801);
+    /* The row again: what it writes goes to a page of nobody's. */
+    elsewhere = (int32_t)((size_t)(2 * MOST_BLOCKS - 1) * l.page_bytes / KVPOOL_ALIGN);
+    for (int g = 0; g < 2; g++)
+        for (int i = 0; i < n_all; i++) assert_true(l.page[g][i] != elsewhere);
+    struct kern_lists shallow = {.page = l.page[0],
+                                 .block = l.all,
+                                 .n_blocks = &n_all,
+                                 .capacity = MOST_BLOCKS,
+                                 .seq_stride = 1};
+    struct kern_lists deep = shallow;
+    deep.page = l.page[1];
+    struct model_pass pass = {
+        .batch = {.rows = {.n_gen = 1},
+                  .token = &r.out[at - 700],
+                  .position = &at,
+                  .row_seq = &zero,
+                  .n_seqs = 1,
+                  .seq_row = &zero,
+                  .seq_n_rows = &one},
+        .n_groups = 3,
+    };
+    static const int first_layer[] = {0, SELECT_LAYER, SELECT_LAYER + 1, N_LAYERS};
+    for (int g = 0; g < 3; g++)
+        pass.group[g] = (struct model_group){.first_layer = first_layer[g],
+                                             .n_layers = first_layer[g + 1] - first_layer[g],
+                                             .arena = l.arena,
+                                             .kv_dtype = KERN_F16,
+                                             .slot_page = &elsewhere,
+                                             .lists = g ? deep : shallow};
+    pass.group[1].taps = (struct kern_attn_taps){.mass = seen, .mass_line = &zero};
+    assert_ok(model_forward(l.m, &pass, &e), e);
+    epoch_loop_look(&l, at, l.all, n_all, look);
+    assert_memory_equal(look, seen, (size_t)n_all * sizeof *look);
+    assert_true(look[0] > 0 && look[12] > 0);
+    epoch_loop_close(&l);
+}
+
+static void recheck_fill(int i, struct epoch_record *r, struct engine_submit_options *s) {
+    static const struct {
+        int n_prompt, selector, reselect, reselector, recheck, min_blocks;
+        double drop;
+    } kinds[] = {
+        {640, TARGET_MEAN, 9, TARGET_MEAN, TARGET_RECHECK_BORDER, TARGET_UNSET, 0},
+        {995, TARGET_OBSERVED, 7, TARGET_MEAN, TARGET_RECHECK_BORDER, TARGET_UNSET, .3},
+        {711, TARGET_MEAN, TARGET_RESELECT_SURPRISE, TARGET_MEAN, TARGET_RECHECK_OFF, 2, .5},
+        {577, TARGET_RECENT, 5, TARGET_RECENT, TARGET_RECHECK_BORDER, 2, .4},
+        {900, TARGET_OBSERVED, 1, TARGET_MEAN, TARGET_RECHECK_BORDER, 3, .25},
+    };
+    static struct target_settings of[MOST_REQUESTS];
+    epoch_request(i, kinds[i].n_prompt, TINY_SLOW ? 44 : 60, r, s);
+    for (int k = 12; i % 2 && k < r->n_prompt; k++) r->prompt[k] = r->prompt[k % 12];
+    s->params.coupling = VERIFY_GUMBEL;
+    s->params.temperature = i % 2 ? 0.2 : 0;
+    of[i] = epoch_settings(kinds[i].selector, 5, kinds[i].reselect);
+    of[i].surprise = 1e-3;
+    of[i].reselector = kinds[i].reselector;
+    of[i].recheck = kinds[i].recheck;
+    of[i].min_blocks = kinds[i].min_blocks;
+    of[i].drop = kinds[i].drop;
+    s->sparse = &of[i];
+}
+
+static void recheck_company(int i, int n, struct epoch_record *r, struct engine_submit_options *s) {
+    recheck_fill((i + 2) % n, r, s);
+}
+
+/* Lists and logits are the naive loop's, which looks row by row and counts use row by row; then the
+ * same in chunks, behind hits, in rounds and in batches. */
+static void test_epochs_recheck(void) {
+    enum { N = 5 };
+    static const struct epoch_crowd recheck = {
+        .fill = recheck_fill, .company = recheck_company, .company_tokens = 3};
+    static struct epoch_record want[MOST_REQUESTS], got[MOST_REQUESTS], naive, without;
+    static struct epoch_loop l;
+    struct engine_options o;
+    struct engine_submit_options s;
+    int n_other = 0, n_short = 0;
+    epoch_options(&o);
+    epoch_run_all(&o, &recheck, N, false, true, want);
+    epoch_loop_open(&l, NULL, NULL);
+    for (int i = 0; i < N; i++) {
+        recheck_fill(i, &got[i], &s);
+        struct target_settings of = *s.sparse;
+        epoch_naive(&l, &of, NULL, s.params.seed, &want[i], &naive);
+        epoch_assert_same(&want[i], &naive, "re-checked");
+        of.recheck = TARGET_RECHECK_OFF;
+        epoch_naive(&l, &of, NULL, s.params.seed, &want[i], &without);
+        for (int j = 0; j < naive.n_lists; j++) {
+            n_other += naive.list[j].n != without.list[j].n ||
+                       memcmp(naive.list[j].kept, without.list[j].kept,
+                              (size_t)naive.list[j].n * sizeof(int32_t)) != 0;
+            n_short += naive.list[j].n < naive.list[0].n;
+        }
+        assert_true((want[i].sparsity.n_dropped > 0) == (of.drop > 0));
+    }
+    epoch_loop_close(&l);
+    assert_true(n_other > 5 && n_short > 5);
+    o.max_rows = 17;
+    o.draft_tokens = 5;
+    epoch_run_all(&o, &recheck, N, false, false, got);
+    for (int i = 0; i < N; i++) epoch_assert_same(&got[i], &want[i], "chunks of 17, lookup");
+    o.max_rows = 64;
+    o.n_threads = 2;
+    epoch_run_all(&o, &recheck, N, true, false, got);
+    for (int i = 0; i < N; i++) epoch_assert_same(&got[i], &want[i], "in a batch");
+}
+
+/* An exact answer whose lists were re-checked is the dense one. */
+static void test_epochs_recheck_exact(void) {
+    static struct epoch_record want, got;
+    struct engine_options o;
+    struct engine_submit_options s;
+    struct target_settings of = epoch_settings(TARGET_OFF, TARGET_UNSET, 0);
+    epoch_options(&o);
+    struct engine *g = epoch_open(&o, &want);
+    epoch_request(0, 700, 40, &want, &s);
+    s.sparse = &of;
+    epoch_run(g, &s, &want);
+    engine_close(g);
+    g = tiny_engine_open(&o, epoch_target());
+    epoch_request(0, 700, 40, &got, &s);
+    of = epoch_settings(TARGET_OBSERVED, 4, TARGET_UNSET);
+    of.exact = 4;
+    of.recheck = TARGET_RECHECK_BORDER;
+    s.sparse = &of;
+    struct engine_request *request = tiny_submit(g, &s);
+    struct engine_progress p = tiny_wait(request);
+    assert_int_equal(p.finish, ENGINE_LENGTH);
+    assert_true(p.sparsity.n_selections > 3 && p.sparsity.n_kept < p.sparsity.n_blocks);
+    assert_memory_equal(p.tokens, want.out, 40 * sizeof *want.out);
+    engine_release(g, request);
+    tiny_assert_pool_whole(g);
+    engine_close(g);
+}
+
 /* ---- A scorer's file ---- */
 
 /* Both kinds, at the prompt's end and inside answers: what a file says of layer, curve and
@@ -447,6 +600,9 @@ static void test_epochs_refused(void) {
 
 const struct test tests[] = {
     {"epochs_naive", TEST_QUICK, 120000, test_epochs_naive},
+    {"epochs_look", TEST_QUICK, 20000, test_epochs_look},
+    {"epochs_recheck", TEST_QUICK, 60000, test_epochs_recheck},
+    {"epochs_recheck_exact", TEST_QUICK, 20000, test_epochs_recheck_exact},
     {"epochs_bounds", TEST_QUICK, 60000, test_epochs_bounds},
     {"epochs_scorer", TEST_QUICK, 120000, test_epochs_scorer},
     {"epochs_dense", TEST_QUICK, 60000, test_epochs_dense},

@@ -72,15 +72,77 @@ static double naive_score(const struct target_settings *s, const struct target_v
     return (double)(float)((double)raw[i] + s->smooth * sum / n_neighbours);
 }
 
+/* Which blocks may not come: one after another, the least used of the last list. */
+static int naive_drop(const struct target_settings *s, const struct target_view *v, int n,
+                      const bool *pinned, bool *out) {
+    int n_used = 0, n_out = 0;
+    memset(out, 0, MOST * sizeof *out);
+    for (int i = 0; v->used && i < n; i++) n_used += !pinned[i] && !isnan(v->used[i]);
+    for (; n_out < s->drop * n_used - 1e-9; n_out++) {
+        int worst = -1;
+        for (int i = 0; i < n; i++)
+            if (!pinned[i] && !out[i] && !isnan(v->used[i]) &&
+                (worst < 0 || v->used[i] <= v->used[worst]))
+                worst = i;
+        out[worst] = true;
+    }
+    return n_out;
+}
+
+/* The rank of the best of what is left, and so on: [n] blocks by rank from 0, -1 where none is. */
+static void naive_border(const struct target_settings *s, const struct target_view *v, int n,
+                         int n_pinned, int n_kept, bool *in, const bool *out) {
+    int selector = selector_of(s, v), b = n_kept - n_pinned, rank = 0;
+    static bool taken[MOST];
+    if (s->recheck != TARGET_RECHECK_BORDER || selector == TARGET_RECENT ||
+        selector == TARGET_RANDOM || !v->attention)
+        return;
+    for (int i = 0; i < n; i++) taken[i] = out[i] || i == 0 || n - i <= s->window_blocks;
+    static int candidate[MOST];
+    int n_candidates = 0, n_left = b - (b + 1) / 2;
+    for (; rank < 2 * b; rank++) {
+        int best = -1;
+        double best_score = 0;
+        for (int i = 0; i < n; i++) {
+            double score = naive_score(s, v, i, n);
+            if (isnan(score)) score = -INFINITY;
+            if (taken[i] || (best >= 0 && score <= best_score)) continue;
+            best = i;
+            best_score = score;
+        }
+        if (best < 0) break;
+        taken[best] = true;
+        in[best] = rank < (b + 1) / 2;
+        if (!in[best]) candidate[n_candidates++] = best;
+    }
+    for (; n_left > 0; n_left--) {
+        int best = -1;
+        for (int c = 0; c < n_candidates; c++) {
+            int i = candidate[c];
+            if (in[i]) continue;
+            if (best < 0 || v->attention[i] > v->attention[best] ||
+                (v->attention[i] == v->attention[best] && i < best))
+                best = i;
+        }
+        in[best] = true;
+    }
+}
+
 static int naive_select(const struct target_settings *s, const struct target_view *v,
                         int32_t *kept) {
-    static bool in[MOST];
+    static bool in[MOST], out[MOST];
     int n = 0, n_kept = 0, reserve = 0;
     while (n * 64 < v->n_tokens) n++;
     int k = naive_n_kept(s, v->n_tokens, n);
     for (int i = 0; i < n; i++) n_kept += in[i] = i == 0 || n - i <= s->window_blocks;
-    int least = s->min_blocks > n_kept ? s->min_blocks : n_kept;
+    int least = s->min_blocks > n_kept ? s->min_blocks : n_kept, n_pinned = n_kept;
+    bool none = s->selector == TARGET_OFF || s->selector == TARGET_ALL;
     if (v->wide) k = k + (k + 1) / 2 < n ? k + (k + 1) / 2 : n;
+    int n_out = none ? 0 : naive_drop(s, v, n, in, out);
+    if (none) memset(out, 0, sizeof out);
+    if (least > n - n_out) least = n - n_out;
+    k -= n_out;
+    if (k < least) k = least;
     for (; n_kept < k; n_kept++) {
         int best = -1;
         double best_score = 0;
@@ -89,19 +151,20 @@ static int naive_select(const struct target_settings *s, const struct target_vie
             bool low = isnan(score) || score < (double)(float)s->threshold;
             if (isnan(score)) score = -INFINITY; /* the tests use no other */
             if (n_kept >= least && low && naive_measures(s, v)) continue;
-            if (in[i] || (best >= 0 && score <= best_score)) continue;
+            if (in[i] || out[i] || (best >= 0 && score <= best_score)) continue;
             best = i;
             best_score = score;
         }
         if (best < 0) break;
         in[best] = true;
     }
-    while (reserve < s->reserve * n - 1e-9 && n_kept < n) {
+    if (!none) naive_border(s, v, n, n_pinned, n_kept, in, out);
+    while (reserve < s->reserve * n - 1e-9 && n_kept < n - n_out) {
         int best = -1;
         uint32_t most = 0;
         for (int i = 0; i < n; i++) {
             uint32_t u = rng_u32(v->seed, (uint64_t)v->epoch, RNG_SELECTION, (uint32_t)i);
-            if (in[i] || (best >= 0 && u <= most)) continue;
+            if (in[i] || out[i] || (best >= 0 && u <= most)) continue;
             best = i;
             most = u;
         }
@@ -143,12 +206,49 @@ static void draw_settings(struct target_settings *s) {
     if (draw(3) == 0) some.threshold = draw(8) / 4.0 - 1;
     if (draw(3) == 0) some.smooth = (1 + draw(4)) / 4.0;
     if (draw(2)) some.reselector = TARGET_RECENT + (int)draw(6);
+    if (draw(3) == 0) some.recheck = TARGET_RECHECK_BORDER;
+    if (draw(3) == 0) some.drop = draw(10) / 10.0;
+    if (draw(2)) some.reselect = TARGET_RESELECT_STEP;
     *s = target_settings_resolve(&none, &some, NULL);
 }
 
+/* What a re-check looks at is what would be kept, or twice as much beside the pinned ones, and the
+ * newest rows' own blocks. */
+static void check_recheck(const struct target_settings *s, const struct target_view *v, int n,
+                          float *score, int32_t *list) {
+    static int32_t kept[MOST];
+    struct target_settings by = *s, twice;
+    by.reserve = 0;
+    int n_list = target_recheck(s, v, score, list), at = 0;
+    if (n_list == 0) {
+        int selector = selector_of(s, v);
+        assert_true(s->recheck == TARGET_RECHECK_OFF || selector == TARGET_RECENT ||
+                    selector == TARGET_RANDOM);
+        return;
+    }
+    int n_kept = naive_select(&by, v, kept), pinned = 1 + s->window_blocks;
+    for (int i = 0; i < n_kept; i++) {
+        while (at < n_list && list[at] < kept[i]) at++;
+        assert_true(at < n_list && list[at] == kept[i]);
+    }
+    for (int i = 1; i < n_list; i++) assert_true(list[i - 1] < list[i]);
+    if (s->threshold != TARGET_NO_THRESHOLD || target_n_dropped(s, v) > 0 || v->wide || pinned > n)
+        return;
+    twice = by;
+    twice.keep_blocks = 2 * n_kept - pinned;
+    int n_twice = naive_select(&twice, v, kept), own = (v->n_tokens - 16) / 64;
+    if (own >= 0 && own < n - s->window_blocks) { /* may be in it anyway */
+        bool has = false;
+        for (int i = 0; i < n_twice; i++) has |= kept[i] == own;
+        n_twice += !has;
+    }
+    assert_int_equal(n_list, n_twice);
+}
+
 static void test_target_select(void) {
-    static float mass[MOST], score[MOST];
+    static float mass[MOST], score[MOST], used[MOST], attention[MOST];
     static int32_t got[MOST], want[MOST], in_place[MOST];
+    int n_rechecked = 0, n_dropped = 0;
     for (int t = 0; t < 4000; t++) {
         struct target_settings s;
         draw_settings(&s);
@@ -160,12 +260,21 @@ static void test_target_select(void) {
                                 .score = mass,
                                 .wide = draw(3) == 0};
         uint32_t kind = draw(4);
-        for (int i = 0; i < n; i++) mass[i] = draw_score(kind);
+        for (int i = 0; i < n; i++) {
+            mass[i] = draw_score(kind);
+            used[i] = draw(3) ? (float)draw(20) / 20 : NAN;
+            attention[i] = (float)draw(30) / 30;
+        }
+        if (v.epoch > 0 && draw(2)) v.used = used;
+        check_recheck(&s, &v, n, score, in_place);
+        if (draw(4)) v.attention = attention;
+        n_dropped += target_n_dropped(&s, &v) > 0;
+        n_rechecked += v.attention && s.recheck;
         int n_want = naive_select(&s, &v, want), n_got = target_select(&s, &v, score, got);
         assert_int_equal(n_got, n_want);
         assert_memory_equal(got, want, (size_t)n_want * sizeof *want);
         /* What the counts say before is what comes out, and what is pinned is in it. */
-        if (s.threshold == TARGET_NO_THRESHOLD) {
+        if (s.threshold == TARGET_NO_THRESHOLD && target_n_dropped(&s, &v) == 0) {
             int n_least = target_n_kept(&s, n_tokens) + target_n_reserve(&s, n_tokens);
             assert_true(v.wide ? n_got >= n_least : n_got == n_least);
             assert_int_equal(target_selects(&s, n_tokens), target_n_kept(&s, n_tokens) < n);
@@ -178,6 +287,7 @@ static void test_target_select(void) {
         assert_int_equal(target_select(&s, &v, mass, in_place), n_want);
         assert_memory_equal(in_place, want, (size_t)n_want * sizeof *want);
     }
+    assert_true(n_rechecked > 300 && n_dropped > 100);
 }
 
 /* A number in each block's place, by hand. */
@@ -284,8 +394,8 @@ static void test_target_laws(void) {
     request.keep = 0.25;
     request.selector = TARGET_OBSERVED;
     s = target_settings_resolve(&base, &request, NULL);
-    struct target_settings other[12];
-    for (int i = 0; i < 12; i++) other[i] = s;
+    struct target_settings other[14];
+    for (int i = 0; i < 14; i++) other[i] = s;
     other[0].selector = TARGET_RECENT;
     other[1].keep = 0.26;
     other[2].keep_blocks = 5;
@@ -299,9 +409,11 @@ static void test_target_laws(void) {
     other[10] = other[9];
     other[10].surprise = 1;
     other[11].keep = TARGET_CURVE;
+    other[12].recheck = TARGET_RECHECK_BORDER;
+    other[13].drop = .25;
     struct target_settings again = target_settings_resolve(&base, &request, NULL);
     assert_true(target_settings_law(&s) == target_settings_law(&again));
-    for (int i = 0; i < 12; i++)
+    for (int i = 0; i < 14; i++)
         for (int k = 0; k <= i; k++)
             assert_true(target_settings_law(k < i ? &other[k] : &s) !=
                         target_settings_law(&other[i]));
@@ -333,6 +445,10 @@ static void test_target_ranges(void) {
         "surprise is 0, allowed is (0, 100]",
         "keep's curve of 2 points",
         "keep's curve of 9 points",
+        "recheck is 2, allowed is off (0) or border (1)",
+        "drop is 1, allowed is [0, 1)",
+        "recheck \"border\", lists \"layer\": re-checks are of one list",
+        "drop, quarters: re-checks are of one list",
     };
     enum { N_BAD = sizeof says / sizeof *says };
     struct target_settings bad[N_BAD];
@@ -353,6 +469,12 @@ static void test_target_ranges(void) {
     bad[12].surprise = 0;
     bad[13].curve = (struct target_curve){.n = 2, .at = {{100, .5}, {100, .4}}};
     bad[14].curve.n = 9;
+    bad[15].recheck = 2;
+    bad[16].drop = 1;
+    bad[17].recheck = TARGET_RECHECK_BORDER;
+    bad[17].lists = TARGET_LISTS_LAYER;
+    bad[18].drop = .5;
+    bad[18].quarters = 2;
     for (int i = 0; i < N_BAD; i++) {
         assert_true(target_settings_check(&bad[i], &e) != 0);
         if (!strstr(e.message, says[i])) fail_msg("%d: %s", i, e.message);
@@ -435,8 +557,14 @@ static void test_target_defaults(void) {
     assert_true(s.curve.n == 1 && s.smooth == 0);
     assert_int_equal(target_n_kept(&s, 128 * 64), 64);
     assert_false(target_asks(&s, TARGET_SCORER));
+    some.drop = .25;
+    some.recheck = TARGET_RECHECK_BORDER;
+    s = target_settings_resolve(&none, &some, &file);
+    assert_true(s.drop == 0 && target_needs_states(&s)); /* no epoch follows */
+    some.recheck = TARGET_UNSET;
     some.reselect = 8;
     s = target_settings_resolve(&none, &some, &file);
+    assert_true(s.drop == .25);
     assert_true(target_asks(&s, TARGET_SCORER) && target_needs_states(&s));
     some.reselector = TARGET_RANDOM;
     s = target_settings_resolve(&none, &some, &file);
