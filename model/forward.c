@@ -193,7 +193,7 @@ int model_look(struct model *m, const struct model_pass *p, int group, const flo
     const struct kern_rope rope = rope_of(m, g->first_layer);
     struct model_workspace *w = &m->ws;
     struct kern *k = m->k;
-    struct kern_batch batch = p->batch;
+    struct kern_batch batch = p->batch, aside = batch;
     struct kern_kv nowhere = kv;
     size_t row = (size_t)c->hidden * sizeof(float);
     int n_rows = batch.rows.n_gen, n_end = n - first < n_rows ? n - first : n_rows;
@@ -203,7 +203,8 @@ int model_look(struct model *m, const struct model_pass *p, int group, const flo
     nowhere.base = w->gate_up;
     nowhere.k_offset = 0;
     nowhere.v_offset = (size_t)c->n_kv_heads * kv.head_stride;
-    batch.slot_page = batch.row_seq;
+    batch.slot_page = g->slot_page;
+    aside.slot_page = batch.row_seq;
     TRY(k->ops->copy_page(k, w->x, ring + (size_t)first * (size_t)c->hidden, (size_t)n_end * row));
     if (n_end < n_rows)
         TRY(k->ops->copy_page(k, w->x + (size_t)n_end * (size_t)c->hidden, ring,
@@ -211,7 +212,7 @@ int model_look(struct model *m, const struct model_pass *p, int group, const flo
     TRY(k->ops->norm_pack(k, batch.rows, c->hidden, w->x, NULL, l->attn_norm, c->norm_eps,
                           act_for(m, l->qkv.part), NULL));
     TRY(linear(k, batch.rows, &l->qkv, act_for(m, l->qkv.part), w->qkv));
-    TRY(k->ops->rope_kv(k, &batch, &rope, c->n_heads, w->qkv, &nowhere));
+    TRY(k->ops->rope_kv(k, &aside, &rope, c->n_heads, w->qkv, &nowhere));
     TRY(k->ops->attention(k, &batch, &g->lists, c->n_heads, 1.0f / sqrtf((float)c->head_dim),
                           w->qkv, &kv, &g->taps, w->attn_scratch, w->heads));
     return 0;

@@ -368,6 +368,7 @@ void epoch_loop_look(struct epoch_loop *l, int position, const int32_t *list, in
                                            .n_layers = N_LAYERS - SELECT_LAYER,
                                            .arena = l->arena,
                                            .kv_dtype = KERN_F16,
+                                           .slot_page = &l->page[1][at / 64],
                                            .lists = {.page = page,
                                                      .block = list,
                                                      .n_blocks = &n_list,

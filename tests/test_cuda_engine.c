@@ -169,7 +169,8 @@ enum {
     DENSE = -1,
     EXACT = -3,
     EXACT_SAMPLED = -4,
-    PREFILL = -5
+    PREFILL = -5,
+    RECHECK = -6
 }; /* else sparse, and `reselect` of that */
 static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int reselect,
                        const int *lengths, int n_lengths) {
@@ -207,6 +208,11 @@ static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int rese
             b.o.sparse.prefill = TARGET_PREFILL_SPARSE;
             b.o.sparse.prefill_dense = 0;
             b.o.sparse.prefill_chunk = 64;
+        } else if (reselect == RECHECK) {
+            b.o.sparse.reselect = 7;
+            b.o.sparse.reselector = TARGET_BOUND;
+            b.o.sparse.recheck = TARGET_RECHECK_BORDER;
+            b.o.sparse.drop = 0.25;
         } else if (!b.n_exact) {
             b.o.sparse.reselect = reselect;
         }
@@ -256,6 +262,11 @@ static void test_cuda_engine_tiny_prefill(void) {
     check_tiny(KERN_Q8_0, false, false, PREFILL, some_lengths, N_SOME);
 }
 
+/* Bounds of states, looks at candidates between passes, masses of generated rows. */
+static void test_cuda_engine_tiny_recheck(void) {
+    check_tiny(KERN_Q8_0, false, false, RECHECK, some_lengths, N_SOME);
+}
+
 /* States, scores and lists inside answers: rounds that end at points, and that are cut at them. */
 static void test_cuda_engine_tiny_epochs(void) {
     check_tiny(KERN_Q8_0, false, false, 7, some_lengths, N_SOME);
@@ -298,6 +309,7 @@ const struct test tests[] = {
     {"cuda_engine_tiny_f16", TEST_GPU, 180000, test_cuda_engine_tiny_f16},
     {"cuda_engine_tiny_q8_0", TEST_GPU, 240000, test_cuda_engine_tiny_q8_0},
     {"cuda_engine_tiny_q4_1", TEST_GPU, 180000, test_cuda_engine_tiny_q4_1},
+    {"cuda_engine_tiny_recheck", TEST_GPU, 240000, test_cuda_engine_tiny_recheck},
     {"cuda_engine_tiny_sparse", TEST_GPU, 240000, test_cuda_engine_tiny_sparse},
     {"cuda_engine_tiny_exact", TEST_GPU, 300000, test_cuda_engine_tiny_exact},
     {"cuda_engine_tiny_prefill", TEST_GPU, 240000, test_cuda_engine_tiny_prefill},

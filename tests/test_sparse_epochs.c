@@ -392,13 +392,14 @@ static void test_epochs_same(void) {
 
 /* ---- Speculation ---- */
 
-static void check_speculation(int reselect, bool gumbel, bool records) {
+static void check_speculation(int reselect, bool gumbel, bool records, bool recheck) {
     static const int few[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
     watch_reset(records);
     bed_tiny_sparse(&b, epoch_target(), SELECT_LAYER);
     b.o.sparse.reselect = reselect;
     b.o.sparse.surprise = 0.02;
+    if (recheck) b.o.sparse.recheck = TARGET_RECHECK_BORDER, b.o.sparse.drop = 0.25;
     b.gumbel = gumbel;
     b.n_requests = TINY_SLOW ? 6 : 14;
     b.n_out = 96;
@@ -409,16 +410,16 @@ static void check_speculation(int reselect, bool gumbel, bool records) {
 }
 
 static void test_epochs_speculation(void) {
-    check_speculation(TARGET_RESELECT_SURPRISE, false, false);
+    check_speculation(TARGET_RESELECT_SURPRISE, false, false, false);
 }
 static void test_epochs_speculation_gumbel(void) {
-    check_speculation(TARGET_RESELECT_SURPRISE, true, false);
+    check_speculation(TARGET_RESELECT_SURPRISE, true, false, false);
 }
 static void test_epochs_speculation_number(void) {
-    check_speculation(10, false, false);
+    check_speculation(10, false, false, true);
 }
 static void test_epochs_speculation_device(void) {
-    check_speculation(TARGET_RESELECT_SURPRISE, true, true);
+    check_speculation(TARGET_RESELECT_SURPRISE, true, true, true);
 }
 
 /* ---- Dense, to the bit ---- */
