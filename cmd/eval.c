@@ -24,7 +24,7 @@ struct flags {
     double budget;
     struct target_settings base;
     struct eval_calibration limits;
-    bool again, each_step, quiet;
+    bool again, each_step, recheck, quiet;
 };
 
 /* What it comes to. */
@@ -201,6 +201,7 @@ static int plan_columns(const struct flags *f, struct work *p, struct err *e) {
     w->smooth = f->smooth;
     w->anew[EVAL_AGAIN] = f->again;
     w->anew[EVAL_EACH_STEP] = f->each_step;
+    w->recheck = f->recheck;
     for (int i = 0; i < w->n_scorers; i++)
         w->defaults[i] = (struct target_scorer_defaults){p->bed->scorer_file[i]->smoothing,
                                                          p->bed->scorer_file[i]->curve};
@@ -539,6 +540,8 @@ static const char after[] =
      "those by attention and states once more, selecting anew at a late fact", NULL},              \
     {OPTION_FLAG, "each-step", NULL, 0, &(f)->each_step, NULL, 0, 0,                               \
      "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
+    {OPTION_FLAG, "recheck", NULL, 0, &(f)->recheck, NULL, 0, 0,                                   \
+     "and once more, re-checked at the border by attention in the select layer", NULL},            \
     {OPTION_INT, "exact", NULL, 0, &(f)->exact, "N", 0, TARGET_MOST_EXACT,                         \
      "needles' prompts also by exact answers of up to N tokens at once, beside dense", "0: not"},  \
     {OPTION_INT, "exact-tokens", NULL, 0, &(f)->n_exact, "N", 1, 4096, "of such an answer", "64"}, \

@@ -94,7 +94,7 @@ static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool
 }
 
 /* Lines of `numbers`. */
-enum { OBSERVED, ORACLE, MEAN, MINMAX, BOUND, FIRST_SCORER };
+enum { OBSERVED, ORACLE, MEAN, MINMAX, BOUND, ATTENTION, FIRST_SCORER };
 
 static int open_memory(struct eval_bed *b, int max_tokens, struct err *e) {
     size_t lines = FIRST_SCORER + EVAL_MAX_SCORERS;
@@ -202,15 +202,33 @@ int eval_bed_look(struct eval_bed *b, const int32_t *lead, int n_lead, const int
     return 0;
 }
 
-void eval_bed_select(struct eval_bed *b, const struct eval_columns *columns) {
+/* Attention in the select layer, where the column re-checks by it; `list`: room for its blocks. */
+static int recheck(struct eval_bed *b, const struct eval_column *c, int32_t *list, struct err *e) {
+    const float *mass;
+    float *of = numbers_of(b, ATTENTION);
+    b->scores.attention = NULL;
+    int n = eval_column_recheck(c, &b->scores, b->scratch, list), rc = 0;
+    if (n == 0) return 0;
+    if (target_trace_n_tokens(b->trace) != b->scores.n_tokens)
+        rc = target_trace_rewind(b->trace, b->scores.n_tokens, e);
+    if (!rc) rc = target_trace_recheck(b->trace, 0, list, n, &mass, e);
+    for (int i = 0; i < n && !rc; i++) of[list[i]] = mass[i];
+    b->scores.attention = of;
+    return rc;
+}
+
+int eval_bed_select(struct eval_bed *b, const struct eval_columns *columns, struct err *e) {
     int n_blocks = target_n_blocks(b->scores.n_tokens);
     for (int i = 0; i < columns->n; i++) {
         int32_t *to = b->lists + (size_t)i * (size_t)b->n_blocks;
         bool blind = columns->at[i].selector == EVAL_ORACLE && !b->scores.oracle;
+        int rc = blind ? 0 : recheck(b, &columns->at[i], to, e);
+        if (rc) return rc;
         int n = blind ? n_blocks : eval_column_select(&columns->at[i], &b->scores, b->scratch, to);
         b->kept[i] = (struct target_kept){to, n, n_blocks};
         b->is_dense[i] = n == n_blocks;
     }
+    return 0;
 }
 
 int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct target_kept *out,

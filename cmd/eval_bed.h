@@ -66,9 +66,9 @@ int eval_bed_prompt(struct eval_bed *b, const struct eval_columns *columns, cons
 int eval_bed_look(struct eval_bed *b, const int32_t *lead, int n_lead, const int32_t *ids, int n,
                   struct target_masses *masses, struct err *e);
 
-/* Make every column's list from the numbers of the prompt. An oracle that has not looked
- * gives the dense list. */
-void eval_bed_select(struct eval_bed *b, const struct eval_columns *columns);
+/* Make every column's list from the numbers of the prompt, re-checked where it asks for that. An
+ * oracle that has not looked gives the dense list. */
+int eval_bed_select(struct eval_bed *b, const struct eval_columns *columns, struct err *e);
 
 /* The list of a column selecting anew where the trace stands now: blocks of the prompt by numbers
  * that the newest states ask for, what was generated is read in any case. */

@@ -141,6 +141,7 @@ struct shape {
     const struct keep_word *keep;
     const struct number_word *reserve, *smooth;
     enum eval_anew anew;
+    bool recheck;
 };
 
 static void name_column(struct eval_column *c, const struct eval_wishes *w, const struct shape *s) {
@@ -149,10 +150,10 @@ static void name_column(struct eval_column *c, const struct eval_wishes *w, cons
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     int n_base = (int)strcspn(base, "."); /* late.safetensors: late */
     bool r = s->reserve && s->reserve->text[0], m = s->smooth && s->smooth->text[0];
-    snprintf(c->name, sizeof c->name, "%s%s%.*s%s%s%s%s%s%s%s", names[s->selector],
+    snprintf(c->name, sizeof c->name, "%s%s%.*s%s%s%s%s%s%s%s%s", names[s->selector],
              s->scorer >= 0 ? ":" : "", n_base > 24 ? 24 : n_base, base, s->keep ? " " : "",
              s->keep ? s->keep->text : "", r ? " r" : "", r ? s->reserve->text : "", m ? " s" : "",
-             m ? s->smooth->text : "", anew[s->anew]);
+             m ? s->smooth->text : "", anew[s->anew], s->recheck ? " border" : "");
 }
 
 static int add_column(struct eval_columns *out, const struct eval_wishes *w, const struct shape *s,
@@ -170,6 +171,7 @@ static int add_column(struct eval_columns *out, const struct eval_wishes *w, con
     }
     if (s->reserve) wish.reserve = s->reserve->value;
     if (s->smooth) wish.smooth = s->smooth->value;
+    if (s->recheck) wish.recheck = TARGET_RECHECK_BORDER;
     int rc = target_settings_check(&wish, e);
     if (rc) return rc;
     target_settings_unset(&none);
@@ -192,18 +194,20 @@ static int add_selector(struct eval_columns *out, const struct eval_wishes *w,
     bool measures = selector != EVAL_RECENT && selector != EVAL_RANDOM;
     bool anew = measures && selector != EVAL_ORACLE;
     int n_smooth = measures ? l->n_smooth : 1, rc = 0;
-    for (int a = 0; a < EVAL_N_ANEW && !rc; a++)
-        for (int i = 0;
-             (a == 0 || (anew && w->anew[a])) && !rc && i < l->n_keep * l->n_reserve * n_smooth;
-             i++) {
+    for (int a = 0; a <= EVAL_N_ANEW && !rc; a++) {
+        bool recheck = a == EVAL_N_ANEW;
+        if (a > 0 && !(anew && (recheck ? w->recheck : w->anew[a]))) continue;
+        for (int i = 0; !rc && i < l->n_keep * l->n_reserve * n_smooth; i++) {
             struct shape s = {.selector = selector,
                               .scorer = scorer,
                               .keep = &l->keep[i % l->n_keep],
                               .reserve = &l->reserve[i / l->n_keep % l->n_reserve],
                               .smooth = measures ? &l->smooth[i / l->n_keep / l->n_reserve] : NULL,
-                              .anew = (enum eval_anew)a};
+                              .anew = recheck ? EVAL_ONCE : (enum eval_anew)a,
+                              .recheck = recheck};
             rc = add_column(out, w, &s, e);
         }
+    }
     return rc;
 }
 
@@ -226,9 +230,8 @@ int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, str
     return rc;
 }
 
-int eval_column_select(const struct eval_column *c, const struct eval_scores *s, float *scratch,
-                       int32_t *kept) {
-    struct target_view v = {.n_tokens = s->n_tokens, .seed = s->seed};
+static struct target_view view_of(const struct eval_column *c, const struct eval_scores *s) {
+    struct target_view v = {.n_tokens = s->n_tokens, .seed = s->seed, .attention = s->attention};
     switch (c->selector) {
     case EVAL_OBSERVED:
         v.mass = s->observed;
@@ -248,10 +251,22 @@ int eval_column_select(const struct eval_column *c, const struct eval_scores *s,
     case EVAL_SCORER:
         v.score = s->scorer[c->scorer];
         break;
-    case EVAL_DENSE:
-        return target_n_blocks(s->n_tokens);
     default:
         break;
     }
+    return v;
+}
+
+int eval_column_recheck(const struct eval_column *c, const struct eval_scores *s, float *scratch,
+                        int32_t *list) {
+    const struct target_view v = view_of(c, s);
+    if (!target_selects(&c->settings, s->n_tokens)) return 0;
+    return target_recheck(&c->settings, &v, scratch, list);
+}
+
+int eval_column_select(const struct eval_column *c, const struct eval_scores *s, float *scratch,
+                       int32_t *kept) {
+    const struct target_view v = view_of(c, s);
+    if (c->selector == EVAL_DENSE) return target_n_blocks(s->n_tokens);
     return target_select(&c->settings, &v, scratch, kept);
 }

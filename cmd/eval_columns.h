@@ -56,6 +56,7 @@ struct eval_wishes {
     int n_scorers;
     const char *reserve, *smooth; /* "0,.01,.02": a column each; NULL: the default */
     bool anew[EVAL_N_ANEW];       /* observed and those by states once more, selecting anew so */
+    bool recheck;                 /* and once more, re-checked by the select layer's attention */
     struct target_settings base;  /* window and floor where given, else unset */
 };
 
@@ -68,7 +69,13 @@ struct eval_scores {
     uint64_t seed;
     const float *observed, *mean, *minmax, *bound, *oracle;
     const float *scorer[EVAL_MAX_SCORERS];
+    const float *attention; /* of the blocks that eval_column_recheck names */
 };
+
+/* The blocks whose attention in the select layer the column's re-check wants, ascending into list;
+ * 0: it has none, or leaves nothing out. list and scratch hold the prefix's blocks. */
+int eval_column_recheck(const struct eval_column *c, const struct eval_scores *s, float *scratch,
+                        int32_t *list);
 
 /* The column's list for a prefix; kept and scratch hold its blocks. Returns how many; the number of
  * all blocks where nothing is left out. */

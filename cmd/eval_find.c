@@ -130,8 +130,8 @@ static int find_one(struct eval_bed *b, const struct eval_columns *columns,
     int n = (int)p->ids.n;
     if (!rc) rc = eval_bed_prompt(b, columns, p->ids.ids, n, o->seed + at.needle, e);
     if (!rc && eval_columns_have(columns, EVAL_ORACLE)) rc = look(b, o, p, &needle, e);
+    if (!rc) rc = eval_bed_select(b, columns, e);
     if (rc) return rc;
-    eval_bed_select(b, columns);
     rc = eval_answer_all(b, columns, p->lead, p->n_lead, o->n_answer, text, e);
     if (rc) return rc;
     *item = (struct eval_found){.length = at.length,

@@ -228,10 +228,10 @@ static int read_one(struct eval_bed *b, const struct eval_columns *columns,
     if (rc) return rc;
     read_masses(&view, &m);
     add_attention(attention, &view, &m, TARGET_WINDOW_BLOCKS);
-    eval_bed_select(b, columns);
-    judge_lists(b, columns, &view, item);
+    rc = eval_bed_select(b, columns, e);
+    if (!rc) judge_lists(b, columns, &view, item);
     view_close(&view);
-    return force_all(b, columns, following, o->n_following, item, e);
+    return rc ? rc : force_all(b, columns, following, o->n_following, item, e);
 }
 
 /* As many blocks as the first column that leaves some out keeps beside the pinned ones. */

@@ -90,8 +90,8 @@ static int task_one(struct eval_bed *b, const struct eval_columns *columns,
     int rc = write_prompt(b, t, b->max_tokens - o->n_answer, ids, &item->is_cut, e);
     if (!rc) rc = eval_bed_prompt(b, columns, ids->ids, (int)ids->n, o->seed, e);
     if (!rc && eval_columns_have(columns, EVAL_ORACLE)) rc = look(b, o->n_answer, e);
+    if (!rc) rc = eval_bed_select(b, columns, e);
     if (rc) return rc;
-    eval_bed_select(b, columns);
     rc = eval_answer_all(b, columns, NULL, 0, o->n_answer, text, e);
     item->n_tokens = (int)ids->n;
     item->n_blocks = target_n_blocks(item->n_tokens);

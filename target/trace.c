@@ -548,6 +548,33 @@ int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer
     return ops->download(t->k, out, t->score_scratch, blocks * sizeof(float), e);
 }
 
+int target_trace_recheck(struct target_trace *t, int tap, const int32_t *list, int n,
+                         const float **mass, struct err *e) {
+    static const int32_t ids[TARGET_RECHECK_ROWS]; /* tokens play no part */
+    const struct rows r = {.ids = ids, .n = TARGET_RECHECK_ROWS};
+    struct model_batch *b = &t->batch;
+    struct model_pass p;
+    int first = t->n_tokens - r.n, deep = t->n_groups - 1, row;
+    ASSERT(tap >= 0 && tap < t->o.n_taps && t->o.tap_layer[tap] == t->o.select_layer);
+    ASSERT(first >= 0 && n > 0 && n <= target_n_blocks(t->n_tokens));
+    int rc = target__trace_settle(t, e);
+    if (rc) return rc;
+    model_batch_begin(b);
+    int idx = model_batch_add(b, ids, r.n, first, false, &row);
+    for (int g = 0; g < t->n_groups; g++)
+        model_batch_pages(b, idx, g, t->pages[g], g == deep ? list : NULL,
+                          g == deep ? n : target_n_blocks(t->n_tokens));
+    for (int i = 0; i < r.n; i++) ((int32_t *)t->mark.host)[i] = 0;
+    rc = model_batch_finish(b, t->k, &t->mark, r.n, sizeof(int32_t), NULL, &p, e);
+    if (!rc) rc = copy(t, t->mass, t->no_mass, (size_t)n * sizeof(float), e);
+    if (rc) return rc;
+    set_groups(t, &r, &p);
+    rc = model_look(t->m, &p, deep, states_of(t, tap) + (size_t)first * (size_t)t->c->hidden, r.n,
+                    0, e);
+    *mass = (const float *)t->seen.host;
+    return rc ? rc : fetch_mass(t, (size_t)n, e);
+}
+
 void *target_trace_page(const struct target_trace *t, bool deep, int block, size_t *bytes) {
     int g = deep ? t->n_groups - 1 : 0;
     *bytes = t->page_bytes[g];

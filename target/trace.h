@@ -121,6 +121,13 @@ int target_trace_plane(struct target_trace *t, int tap, int first, int n, float 
 int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer *s, float *out,
                        struct err *e);
 
+/* What the newest TARGET_RECHECK_ROWS tokens pay in the select layer, whose states are those of
+ * `tap`, to the blocks list[n] (ascending, those tokens' own among them): *mass gets f32 [n], the
+ * most over heads and rows. What a re-check goes by (docs/sparsity.md). Valid until the next call.
+ */
+int target_trace_recheck(struct target_trace *t, int tap, const int32_t *list, int n,
+                         const float **mass, struct err *e);
+
 /* Where a block's KV of the shallow or deep layers lies in backend memory, for tests. */
 void *target_trace_page(const struct target_trace *t, bool deep, int block, size_t *bytes);
 

@@ -197,6 +197,14 @@ static void test_eval_columns(void) {
     assert_near(c.at[16].settings.smooth, .5, 1e-12);
     assert_int_equal(c.at[16].settings.keep_blocks, 12);
     assert_string_equal(c.at[20].name, "recent 12 r.02");
+    w.anew[EVAL_AGAIN] = false;
+    w.recheck = true;
+    w.smooth = w.reserve = NULL;
+    assert_ok(eval_columns_make(&c, &w, &e), e);
+    assert_int_equal(c.n, 1 + 2 + 2 + 2);
+    assert_string_equal(c.at[4].name, "observed 12 border");
+    assert_int_equal(c.at[4].settings.recheck, TARGET_RECHECK_BORDER);
+    assert_int_equal(c.at[2].settings.recheck, TARGET_RECHECK_OFF);
     w = (struct eval_wishes){.selectors = "observed,oracle", .keep_blocks = "32,12", .keep = ".25"};
     target_settings_unset(&w.base);
     assert_ok(eval_columns_make(&c, &w, &e), e);

@@ -43,6 +43,7 @@ static void serve(struct engine *g, const struct eval_bed *b, const struct eval_
     ask.selector = c->settings.selector;
     if (c->settings.keep_blocks > 0) ask.keep_blocks = c->settings.keep_blocks;
     else if (c->selector != EVAL_DENSE) ask.keep = c->settings.keep;
+    ask.recheck = c->settings.recheck;
     s.sparse = &ask;
     s.params.max_tokens = N_ANSWER;
     s.params.ignore_eos = true;
@@ -60,8 +61,10 @@ static void serve(struct engine *g, const struct eval_bed *b, const struct eval_
 static void test_eval_says_what_is_served(void) {
     static const int prompts[] = {450, 640, 700, 1023};
     static struct eval_columns c;
-    struct eval_wishes w = {
-        .selectors = "observed,recent,random,mean", .keep_blocks = "6,5", .keep = "1"};
+    struct eval_wishes w = {.selectors = "observed,recent,random,mean",
+                            .keep_blocks = "6,5",
+                            .keep = "1",
+                            .recheck = true};
     struct tiny_options t;
     struct engine_options o;
     struct strbuf text[EVAL_MAX_COLUMNS] = {{0}}, served = {0};
@@ -79,7 +82,7 @@ static void test_eval_says_what_is_served(void) {
         int n = prompts[i];
         tiny_prompt(i + 1, ids, n);
         assert_ok(eval_bed_prompt(b, &c, ids, n, 7, &e), e);
-        eval_bed_select(b, &c);
+        assert_ok(eval_bed_select(b, &c, &e), e);
         assert_ok(eval_answer_all(b, &c, NULL, 0, N_ANSWER, text, &e), e);
         for (int k = 0; k < c.n; k++) {
             serve(g, b, &c.at[k], ids, n, &served);
