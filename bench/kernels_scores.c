@@ -17,9 +17,18 @@ enum {
     SETS = 8,
     HEADS = 4,
     HEAD_DIM = 64,
-    PLANE = 4 * COLS, /* floats */
+    PLANE = 8 * COLS, /* floats: quarters, bounds of both kinds */
     N_CHECKED = 3,
+    NORM_CHECKED = 8, /* columns */
 };
+
+static struct kern_plane plane_at(float *base) {
+    return (struct kern_plane){.base = base,
+                               .page_stride = PLANE * sizeof(float),
+                               .cols = COLS,
+                               .has_minmax = true,
+                               .has_spread = true};
+}
 
 struct scores {
     struct kbench *b;
@@ -41,6 +50,8 @@ static struct scores open_scores(struct kbench *b) {
     const size_t set = (size_t)BLOCKS * PLANE;
     int32_t *page = kbench_host((size_t)SETS * BLOCKS * sizeof *page);
     s.planes = kbench_floats(b, set, 6);
+    for (size_t i = 0; i < set; i++) /* sums of squares */
+        if (i % PLANE / COLS == 7) s.planes[i] = fabsf(s.planes[i]);
     s.ring = kbench_floats(b, (size_t)KERN_STATE_QUERIES * COLS, 1.5);
     s.arena = kbench_reserve(b, SETS * set * sizeof(float));
     for (int i = 0; i < SETS; i++)
@@ -58,11 +69,10 @@ static struct scores open_scores(struct kbench *b) {
 
 static int call_score(void *arg, int i) {
     struct scores *s = arg;
-    const struct kern_score_view v = {
-        .plane = {.base = s->arena, .page_stride = PLANE * sizeof(float), .cols = COLS},
-        .page = s->page + (size_t)(i % SETS) * BLOCKS,
-        .ring = s->dev_ring,
-        .n_tokens = TOKENS};
+    const struct kern_score_view v = {.plane = plane_at(s->arena),
+                                      .page = s->page + (size_t)(i % SETS) * BLOCKS,
+                                      .ring = s->dev_ring,
+                                      .n_tokens = TOKENS};
     return s->b->k->ops->score(s->b->k, &s->dev, &v, s->scratch, s->out);
 }
 
@@ -73,10 +83,7 @@ static void check(struct scores *s, const char *what) {
     const int block[N_CHECKED] = {0, BLOCKS / 2 + 1, BLOCKS - 1};
     const int tokens = N_CHECKED * KERN_BLOCK - (BLOCKS * KERN_BLOCK - TOKENS);
     const struct kern_score_view v = {
-        .plane = {.base = s->planes, .page_stride = PLANE * sizeof(float), .cols = COLS},
-        .page = block,
-        .ring = s->ring,
-        .n_tokens = tokens};
+        .plane = plane_at(s->planes), .page = block, .ring = s->ring, .n_tokens = tokens};
     float want[N_CHECKED], *got = kbench_host(BLOCKS * sizeof *got);
     void *scratch = kbench_host(b->twin->ops->score_scratch_bytes(b->twin, &s->host, N_CHECKED));
     kbench_must(b, call_score(s, 0), NULL, what);
@@ -112,12 +119,13 @@ static void point(struct scores *s, const char *kernel, const char *shape, doubl
     kbench_free(b, s->scratch);
 }
 
-static const double plane_bytes = (double)BLOCKS * PLANE * sizeof(float);
+static const double plane_bytes = (double)BLOCKS * 4 * COLS * sizeof(float);
 
-static void point_mean(struct scores *s) {
+/* Without weights: `mean` reads the quarters, the others their two rows. */
+static void point_plain(struct scores *s, enum kern_score kind, const char *name) {
     s->host = s->dev = (struct kern_scorer){
-        .kind = KERN_SCORE_MEAN, .cols = COLS, .n_queries = KERN_STATE_QUERIES, .normed = true};
-    point(s, "score mean", "2048x4096", plane_bytes, 0, 0);
+        .kind = kind, .cols = COLS, .n_queries = KERN_STATE_QUERIES, .normed = true};
+    point(s, name, "2048x4096", kind == KERN_SCORE_MEAN ? plane_bytes : plane_bytes / 2, 0, 0);
 }
 
 static void point_late(struct scores *s) {
@@ -169,26 +177,53 @@ struct notes {
     struct scores *s;
     const struct kern_note *note;
     const float *x;
+    bool bounds;
 };
 
 static int call_note(void *arg, int i) {
     struct notes *n = arg;
-    const struct kern_plane plane = {
-        .base = n->s->arena, .page_stride = PLANE * sizeof(float), .cols = COLS};
+    struct kern_plane plane = plane_at(n->s->arena);
+    plane.has_minmax = plane.has_spread = n->bounds;
     return n->b->k->ops->note_states(n->b->k, 1, n->note, n->x, &plane,
                                      n->s->page + (size_t)(i % SETS) * BLOCKS, BLOCKS,
                                      n->s->dev_ring);
 }
 
+/* Bounds of a few columns, gone on with from what the block held at place `first`. */
+static void check_bounds(const float *before, const float *got, const float *x, int rows,
+                         int first) {
+    for (int c = 0; c < NORM_CHECKED; c++) {
+        double low = (double)before[4 * COLS + c], high = (double)before[5 * COLS + c];
+        double mean = (double)before[6 * COLS + c], square = (double)before[7 * COLS + c];
+        for (int i = 0; i < rows && first + i < KERN_BLOCK; i++) {
+            double m = 0, v = 0;
+            for (int k = 0; k < COLS; k++) m += (double)x[i * COLS + k] / COLS;
+            for (int k = 0; k < COLS; k++) {
+                double d = (double)x[i * COLS + k] - m;
+                v += d * d / COLS;
+            }
+            double y = ((double)x[i * COLS + c] - m) / sqrt(v + 1e-5), off = y - mean;
+            low = fmin(low, y), high = fmax(high, y);
+            mean += off / (first + i + 1);
+            square += off * (y - mean);
+        }
+        const double want[] = {low, high, mean, square};
+        for (int k = 0; k < 4; k++)
+            kbench_check("bounds are wrong", k * COLS + c, (double)got[(4 + k) * COLS + c], want[k],
+                         1e-5 * (1 + fabs(want[k])));
+    }
+}
+
 /* Rows of one sequence that a pass has just made, in a block's middle. */
-static void point_note(struct scores *s, int rows) {
+static void point_note(struct scores *s, int rows, bool bounds) {
     struct kbench *b = s->b;
     const struct kern_note note = {.position = 1000, .n_rows = rows};
     float *host = kbench_floats(b, (size_t)rows * COLS, 1), *got = kbench_host(PLANE * 4);
     struct notes n = {.b = b,
                       .s = s,
                       .note = kbench_put(b, &note, sizeof note),
-                      .x = kbench_put(b, host, (size_t)rows * COLS * sizeof(float))};
+                      .x = kbench_put(b, host, (size_t)rows * COLS * sizeof(float)),
+                      .bounds = bounds};
     const int block = note.position / KERN_BLOCK,
               quarter = note.position % KERN_BLOCK / KERN_QUARTER;
     const int first = note.position % KERN_QUARTER;
@@ -204,13 +239,18 @@ static void point_note(struct scores *s, int rows) {
         for (int i = 0; i < rows && first + i < KERN_QUARTER; i++) want += host[i * COLS + c];
         kbench_check("note_states is wrong", c, (double)got[quarter * COLS + c], (double)want, 0);
     }
+    if (bounds)
+        check_bounds(s->planes + (size_t)block * PLANE, got, host, rows,
+                     note.position % KERN_BLOCK);
     struct kbench_point p = {.family = "scores",
-                             .kernel = "note_states",
+                             .kernel = bounds ? "note_states, bounds" : "note_states",
                              .dtype = "F32",
                              .shape = "4096",
                              .rows = rows,
                              .batch = 1,
-                             .bytes = (double)(rows + rows / KERN_QUARTER + 2) * COLS * 4,
+                             .bytes = (double)(rows + rows / KERN_QUARTER + 2 +
+                                               (bounds ? 8 * (rows / KERN_BLOCK + 1) : 0)) *
+                                      COLS * 4,
                              .distinct = (double)SETS * rows / KERN_QUARTER * COLS * 4};
     kbench_measure(b, &p, SETS, call_note, &n);
     kbench_print(b, &p);
@@ -221,11 +261,15 @@ static void point_note(struct scores *s, int rows) {
 
 void kbench_scores(struct kbench *b) {
     struct scores s = open_scores(b);
-    point_mean(&s);
+    point_plain(&s, KERN_SCORE_MEAN, "score mean");
+    point_plain(&s, KERN_SCORE_MINMAX, "score minmax");
+    point_plain(&s, KERN_SCORE_BOUND, "score bound");
     point_late(&s);
     point_mlp(&s);
-    point_note(&s, 512);
-    point_note(&s, 5);
+    point_note(&s, 512, false);
+    point_note(&s, 5, false);
+    point_note(&s, 512, true);
+    point_note(&s, 5, true);
     void *const dev[] = {s.arena, s.page, s.dev_ring, s.out};
     for (size_t i = 0; i < sizeof dev / sizeof *dev; i++) kbench_free(b, dev[i]);
     free(s.planes), free(s.ring);
