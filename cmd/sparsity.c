@@ -59,8 +59,10 @@ static bool left_out(const struct engine_sparsity *s) {
 
 void sparsity_append_short(struct strbuf *out, const struct engine_sparsity *s) {
     if (!left_out(s)) return;
-    strbuf_printf(out, ", %d of %d blocks read (%s)", s->n_kept, s->n_blocks,
+    strbuf_printf(out, ", %d of %d blocks read (%s", s->n_kept, s->n_blocks,
                   target_selector_name(s->settings.selector));
+    if (s->n_lists > 1) strbuf_printf(out, ", in each of %d lists", s->n_lists);
+    strbuf_append_str(out, ")");
 }
 
 void sparsity_append_exact(struct strbuf *out, const struct engine_exact *x) {

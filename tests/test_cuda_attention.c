@@ -51,6 +51,7 @@ struct bed {
     struct kern_kv kv; /* without base */
     float *qkv;
     uint64_t *ancestors; /* NULL or [n_rows] */
+    uint8_t *quarters;   /* NULL or [n_lists][capacity] */
 };
 
 static float value(uint64_t salt, int what, int position, int i) {
@@ -163,7 +164,7 @@ static struct bed *make(struct shape s, const struct seq *seqs, int n_seqs, int 
 static void discard(struct bed *b) {
     free(b->cpu_pages), free(b->gpu_pages);
     free(b->page), free(b->block), free(b->n_blocks);
-    free(b->qkv), free(b->ancestors);
+    free(b->qkv), free(b->ancestors), free(b->quarters);
     free(b);
 }
 
@@ -190,7 +191,8 @@ static struct kern_lists lists_of(const struct bed *b) {
                                .n_blocks = b->n_blocks,
                                .capacity = b->capacity,
                                .seq_stride = b->per_seq,
-                               .head_stride = b->per_seq > 1};
+                               .head_stride = b->per_seq > 1,
+                               .quarters = b->quarters};
 }
 
 /* ---- Both backends ------------------------------------------------------------------------- */
@@ -265,6 +267,7 @@ static float *run_cuda(struct kern *k, const struct bed *b, uint64_t *kv_bytes) 
     lists.page = dev[n++] = dev_put(k, b->page, entries);
     lists.block = dev[n++] = dev_put(k, b->block, entries);
     lists.n_blocks = dev[n++] = dev_put(k, b->n_blocks, n_lists * 4);
+    if (b->quarters) lists.quarters = dev[n++] = dev_put(k, b->quarters, entries / 4);
     kv.base = dev[n++] = dev_put(k, b->gpu_pages, (size_t)b->n_pages * b->kv.page_stride);
     float *qkv = dev[n++] =
         dev_put(k, b->qkv, rows * (size_t)((b->s.n_heads + 2 * b->s.n_kv) * b->s.head_dim));
@@ -403,6 +406,66 @@ static void test_cuda_attention_list_per_head(void) {
     for (int i = 0; i < 2; i++) {
         compare("list per head", k, make(shapes[i], seqs, 3, shapes[i].n_kv, 1));
     }
+    k->ops->close(k);
+}
+
+/* Of the blocks before the rows' own some quarters; NaN where no list of any head reads. Returns
+ * the bytes that the lists name, where each sequence's queries go through a page once. */
+static uint64_t cut_quarters(struct bed *b) {
+    size_t n = (size_t)(b->n_seqs * b->per_seq * b->capacity), hd = (size_t)b->s.head_dim;
+    uint64_t bytes = 0;
+    b->quarters = malloc(n);
+    assert_non_null(b->quarters);
+    memset(b->quarters, 15, n);
+    for (size_t at = 0; at < n; at++) {
+        size_t list = at / (size_t)b->capacity;
+        const struct seq *q = &b->seq[list / (size_t)b->per_seq];
+        if ((int)(at % (size_t)b->capacity) >= b->n_blocks[list]) continue;
+        int block = b->block[at], own = (q->length - q->n_rows) / KERN_BLOCK;
+        int heads = b->per_seq > 1 ? 1 : b->s.n_kv;
+        if (block < own) b->quarters[at] = (uint8_t)(1 + at * 7 % 15);
+        for (int i = 0; i < 4; i++) {
+            int rows = q->length - block * KERN_BLOCK - 16 * i;
+            rows = rows < 0 ? 0 : rows > 16 ? 16 : rows;
+            if (b->quarters[at] >> i & 1) bytes += (uint64_t)(heads * (16 + rows)) * hd * 2;
+        }
+        for (int h = 0; h < b->s.n_kv; h++) {
+            if (b->per_seq > 1 && h != (int)(list % (size_t)b->per_seq)) continue;
+            for (int v = 0; v < 2; v++)
+                for (int t = 0; t < KERN_BLOCK; t++)
+                    for (int d = 0; d < b->s.head_dim && !(b->quarters[at] >> (t / 16) & 1); d++) {
+                        size_t plane =
+                            (size_t)b->page[at] * page_elements(&b->s) +
+                            ((size_t)(2 + v) * (size_t)b->s.n_kv + (size_t)h) * KERN_BLOCK * hd;
+                        size_t cpu = (size_t)(v ? t * b->s.head_dim + d : d * KERN_BLOCK + t);
+                        b->cpu_pages[plane + cpu] = 0xFFFF;
+                        b->gpu_pages[plane + (size_t)page_at(t, d, b->s.head_dim)] = 0xFFFF;
+                    }
+        }
+    }
+    return bytes;
+}
+
+static void test_cuda_attention_quarters(void) {
+    static const struct shape shapes[] = {{9, 3, 64, KERN_F16},
+                                          {8, 2, 128, KERN_BF16},
+                                          {6, 2, 96, KERN_F16},
+                                          {2, 2, 256, KERN_F16},
+                                          {4, 4, 16, KERN_BF16}};
+    static const struct seq seqs[] = {
+        {900, 5, 3, 71}, {69, 5, 1, 72}, {2000, 5, 2, 73}, {131, 5, 1, 74}};
+    struct kern *k = cuda_or_skip();
+    for (int i = 0; i < 5; i++)
+        for (int per_head = 0; per_head < 2; per_head++) {
+            struct bed *b = make(shapes[i], seqs, 4, per_head ? shapes[i].n_kv : 1, 1);
+            uint64_t want_bytes = cut_quarters(b), bytes;
+            float *want = run_twin(b), *got = run_cuda(k, b, &bytes);
+            check("quarters", b, got, want);
+            assert_int_equal(bytes, want_bytes);
+            free(got);
+            free(want);
+            discard(b);
+        }
     k->ops->close(k);
 }
 
@@ -553,6 +616,7 @@ const struct test tests[] = {
     {"cuda_attention_shapes", TEST_GPU, 120000, test_cuda_attention_shapes},
     {"cuda_attention_mixed", TEST_GPU, 120000, test_cuda_attention_mixed},
     {"cuda_attention_list_per_head", TEST_GPU, 120000, test_cuda_attention_list_per_head},
+    {"cuda_attention_quarters", TEST_GPU, 120000, test_cuda_attention_quarters},
     {"cuda_attention_many_queries", TEST_GPU, 120000, test_cuda_attention_many_queries},
     {"cuda_attention_invariance", TEST_GPU, 120000, test_cuda_attention_invariance},
     {"cuda_attention_long", TEST_GPU, 120000, test_cuda_attention_long},

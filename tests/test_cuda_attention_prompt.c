@@ -53,8 +53,9 @@ struct pass {
 
 /* What a backend gave. */
 struct result {
-    float *out, *mass; /* mass: [n_lists * MASS_LINES][capacity] */
-    float *head_mass;  /* [n_seqs][n_heads][capacity] */
+    float *out, *mass;   /* mass: [n_lists * MASS_LINES][capacity] */
+    float *quarter_mass; /* [n_lists * MASS_LINES][capacity][4] */
+    float *head_mass;    /* [n_seqs][n_heads][capacity] */
     uint64_t bytes;
 };
 
@@ -204,6 +205,7 @@ static void discard(struct pass *p) {
 static void discard_result(struct result *r) {
     free(r->out);
     free(r->mass);
+    free(r->quarter_mass);
     free(r->head_mass);
 }
 
@@ -240,6 +242,7 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     int width = (p->s.n_heads + 2 * p->s.n_kv) * p->s.head_dim;
     const float *qkv = PUT(p->qkv, (size_t)(p->n_rows * width) * 4);
     float *out = PUT(NULL, out_bytes + 256), *mass = NULL, *heads = NULL;
+    float *quarters = NULL;
     size_t heads4 = (size_t)(p->n_seqs * p->s.n_heads * p->capacity) * 4;
     size_t scratch_bytes =
         k->ops->attn_scratch_bytes(k, b.rows, p->n_seqs, p->s.n_heads, p->s.head_dim, p->capacity);
@@ -249,11 +252,12 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     if (p->ancestors) taps.ancestors = PUT(p->ancestors, (size_t)p->n_rows * 8);
     size_t mass4 = MASS_LINES * entries4;
     if (p->mass_line) {
-        float *zeros = calloc(1, mass4 + heads4);
+        float *zeros = calloc(1, 4 * mass4 + heads4);
         assert_non_null(zeros);
         taps.mass_line = PUT(p->mass_line, rows4);
         taps.mass = mass = PUT(zeros, mass4);
         taps.mass_head_stride = lists.head_stride;
+        taps.quarter_mass = quarters = PUT(zeros, 4 * mass4);
         taps.head_mass = heads = PUT(zeros, heads4);
         free(zeros);
     }
@@ -280,6 +284,7 @@ static struct result run(struct kern *k, struct pass *p, const uint8_t *arena) {
     free(act_got);
     free(act_want);
     if (mass) r.mass = dev_get(k, mass, mass4);
+    if (quarters) r.quarter_mass = dev_get(k, quarters, 4 * mass4);
     if (heads) r.head_mass = dev_get(k, heads, heads4);
     uint64_t *got = dev_get(k, bytes, 8);
     r.bytes = *got;
@@ -591,6 +596,8 @@ static void test_cuda_mass(void) {
                              x % p->capacity, (double)got.mass[x], (double)want.mass[x]);
                 if (d > worst) worst = d;
             }
+            for (int x = 0; x < 4 * MASS_LINES * p->n_lists * p->capacity; x++)
+                assert_near(got.quarter_mass[x], want.quarter_mass[x], 3e-5);
             check_heads(p, &got, &want, (p->n_rows + 2) / 3);
             printf("# mass, %d/%d heads of %d: worst %.2g\n", shapes[i].n_heads, shapes[i].n_kv,
                    shapes[i].head_dim, worst);

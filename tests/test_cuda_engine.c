@@ -170,7 +170,8 @@ enum {
     EXACT = -3,
     EXACT_SAMPLED = -4,
     PREFILL = -5,
-    RECHECK = -6
+    RECHECK = -6,
+    LISTS = -7
 }; /* else sparse, and `reselect` of that */
 static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int reselect,
                        const int *lengths, int n_lengths) {
@@ -213,6 +214,9 @@ static void check_tiny(enum kern_dtype dtype, bool gumbel, bool borrow, int rese
             b.o.sparse.reselector = TARGET_BOUND;
             b.o.sparse.recheck = TARGET_RECHECK_BORDER;
             b.o.sparse.drop = 0.25;
+        } else if (reselect == LISTS) {
+            b.o.sparse.lists = TARGET_LISTS_HEAD;
+            b.o.sparse.quarters = 2;
         } else if (!b.n_exact) {
             b.o.sparse.reselect = reselect;
         }
@@ -267,6 +271,11 @@ static void test_cuda_engine_tiny_recheck(void) {
     check_tiny(KERN_Q8_0, false, false, RECHECK, some_lengths, N_SOME);
 }
 
+/* Lists by layer and KV head, and quarters of their blocks. */
+static void test_cuda_engine_tiny_lists(void) {
+    check_tiny(KERN_Q8_0, false, false, LISTS, some_lengths, N_SOME);
+}
+
 /* States, scores and lists inside answers: rounds that end at points, and that are cut at them. */
 static void test_cuda_engine_tiny_epochs(void) {
     check_tiny(KERN_Q8_0, false, false, 7, some_lengths, N_SOME);
@@ -313,6 +322,7 @@ const struct test tests[] = {
     {"cuda_engine_tiny_sparse", TEST_GPU, 240000, test_cuda_engine_tiny_sparse},
     {"cuda_engine_tiny_exact", TEST_GPU, 300000, test_cuda_engine_tiny_exact},
     {"cuda_engine_tiny_prefill", TEST_GPU, 240000, test_cuda_engine_tiny_prefill},
+    {"cuda_engine_tiny_lists", TEST_GPU, 240000, test_cuda_engine_tiny_lists},
     {"cuda_engine_tiny_epochs", TEST_GPU, 240000, test_cuda_engine_tiny_epochs},
     {"cuda_engine_tiny_gumbel", TEST_GPU, 180000, test_cuda_engine_tiny_gumbel},
     {"cuda_engine_tiny_reduced_head", TEST_GPU, 180000, test_cuda_engine_tiny_reduced_head},

@@ -26,6 +26,7 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
     a.position = b->position, a.row_seq = b->row_seq;
     a.seq_row = b->seq_row, a.seq_n_rows = b->seq_n_rows;
     a.page = lists->page, a.block = lists->block, a.n_blocks = lists->n_blocks;
+    a.quarters = lists->quarters;
     a.capacity = lists->capacity;
     a.seq_stride = lists->seq_stride, a.head_stride = lists->head_stride;
     a.kv = (const uint8_t *)kv->base;
@@ -48,6 +49,7 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
         a.head_mass = taps->mass_line ? taps->head_mass : NULL;
         a.mass_line = taps->mass_line;
         a.mass_head_stride = taps->mass_head_stride;
+        a.quarter_mass = a.mass ? taps->quarter_mass : NULL;
         a.ancestors = taps->ancestors;
         a.kv_bytes = (unsigned long long *)taps->kv_bytes_read;
     }

@@ -24,6 +24,7 @@ struct attn_args {
     const int32_t *position, *row_seq, *seq_row, *seq_n_rows;
     /* Lists. */
     const int32_t *page, *block, *n_blocks;
+    const uint8_t *quarters; /* of generated rows' entries; NULL: all */
     int capacity, seq_stride, head_stride;
     /* Pages. */
     const uint8_t *kv;
@@ -40,6 +41,7 @@ struct attn_args {
     float *mass, *head_mass;
     const int32_t *mass_line; /* not NULL where one of the two is there */
     int mass_head_stride;
+    float *quarter_mass; /* beside mass */
     const uint64_t *ancestors;
     unsigned long long *kv_bytes;
     /* Scratch of the call, shared by the classes. */
@@ -93,6 +95,15 @@ __device__ static inline int attn_entries_until(const struct attn_args &a, size_
         n = min(n, __popc(mask) * part + (mask == ~0u ? n : 0));
     }
     return 0;
+}
+
+/* Tokens of quarters, bits 0..3. */
+__device__ static inline uint64_t attn_quarter_tokens(unsigned quarters) {
+    uint64_t tokens = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (quarters >> i & 1) tokens |= (uint64_t)0xffff << (KERN_QUARTER * i);
+    return tokens;
 }
 
 /* Rows of a sequence in this pass that a mask of ancestors has bits for. */

@@ -58,10 +58,17 @@ struct gen_item {
     int fresh;               /* 1: other queries than the item before */
 };
 
+/* A page's block with the quarters that are not there above it, so that a page that lacks any
+ * counts as one that not all rows see whole. */
+enum { GEN_QUARTER_SHIFT = 27 };
+__device__ static inline int gen_page_of(int block, unsigned quarters) {
+    return block | (int)((quarters ^ 15) << GEN_QUARTER_SHIFT);
+}
+
 struct gen_shared {
     uint64_t full[GEN_MAX_STAGES], empty[GEN_MAX_STAGES];
     uint64_t item_full[GEN_ITEMS], item_empty[GEN_ITEMS];
-    int block[GEN_MAX_STAGES]; /* of the page in a stage */
+    int block[GEN_MAX_STAGES]; /* of the page in a stage, and what it lacks: gen_page_of */
     struct gen_item item[GEN_ITEMS];
     uint64_t seen[2][64];                 /* tokens of a page that a query sees */
     int pos[64];                          /* of queries' rows; -1: sees nothing */

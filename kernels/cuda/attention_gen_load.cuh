@@ -263,6 +263,7 @@ struct gen_walk {
     struct gen_item item;
     int list, e, e_end; /* entries behind the run */
     int n, page, block, last;
+    unsigned quarters;
     int written;      /* blocks from this one on get tokens in this pass */
     bool first, open; /* first: run of its item */
     bool small;       /* the whole call may wait for memory at once */
@@ -322,6 +323,7 @@ __device__ static void gen_walk_next(const struct attn_args &a, const struct gen
         size_t at = gen_list(a, p, w.list) * (size_t)a.capacity + (w.e + lane);
         w.page = __ldcg(a.page + at);
         w.block = __ldcg(a.block + at);
+        w.quarters = a.quarters ? __ldcg(a.quarters + at) & 15u : 15u;
     }
     w.e += w.n;
 }
@@ -340,6 +342,7 @@ __device__ static void gen_walk_begin(const struct attn_args &a, const struct ge
     w.item.seq = w.item.head = w.item.q0 = -1;
     w.e = w.e_end = 0;
     w.page = w.block = 0;
+    w.quarters = 15;
     w.open = true;
     gen_walk_next(a, p, t, w);
 }
@@ -377,24 +380,71 @@ __device__ static inline void gen_copy(uint32_t dst, const void *src, uint32_t b
 #endif
 }
 
+/* The same of rows [0, n_rows) of a plane that lie in `quarters`; returns their bytes. */
+__device__ static uint32_t gen_copy_quarters(uint32_t dst, const void *src, uint32_t n_rows,
+                                             uint32_t row_bytes, unsigned quarters, uint32_t bar) {
+    uint32_t size[4], all = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t first = KERN_QUARTER * i, n = n_rows > first ? n_rows - first : 0;
+        size[i] = quarters >> i & 1 ? min(n, (uint32_t)KERN_QUARTER) * row_bytes : 0;
+        all += size[i];
+    }
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x & 31) return all;
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar),
+                 "r"(all)
+                 : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t at = KERN_QUARTER * i * row_bytes;
+        if (size[i] == 0) continue;
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+            " [%0], [%1], %2, [%3], %4;" ::"r"(dst + at),
+            "l"(__cvta_generic_to_global(src) + at), "r"(size[i]), "r"(bar), "l"(policy)
+            : "memory");
+    }
+#else
+    const char *from = (const char *)__cvta_generic_to_global(src);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t at = KERN_QUARTER * i * row_bytes;
+        for (uint32_t x = (threadIdx.x & 31) * 16; x < size[i]; x += 32 * 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + at + x),
+                         "l"(from + at + x)
+                         : "memory");
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+    return all;
+}
+
 /* At most `window` stages wait for memory at a time, so that what comes first in the ring also
  * arrives first, and small loads beside it are not stuck behind: more would not be faster. */
-__device__ static inline void gen_load_plane(struct gen_shared *sh, struct gen_ring &ring,
-                                             struct gen_ring &landed, int block, const void *src,
-                                             uint32_t bytes) {
+__device__ static inline uint32_t gen_load_plane(struct gen_shared *sh, struct gen_ring &ring,
+                                                 struct gen_ring &landed, int block,
+                                                 unsigned quarters, const void *src,
+                                                 uint32_t n_rows, uint32_t row_bytes) {
+    uint32_t bytes = n_rows * row_bytes;
     bar_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
     uint32_t full = ring.full + ring.stage * 8;
     if ((threadIdx.x & 31) == 0) {
-        sh->block[ring.stage] = block;
+        sh->block[ring.stage] = gen_page_of(block, quarters);
         bar_arrive(full);
     }
-    gen_copy(ring.data + ring.stage * ring.plane, src, bytes, full);
+    uint32_t to = ring.data + ring.stage * ring.plane;
+    if (quarters == 15) gen_copy(to, src, bytes, full);
+    else bytes = gen_copy_quarters(to, src, n_rows, row_bytes, quarters, full);
     ring.step();
     if (landed.turn > 0) landed.turn--;
     else {
         bar_wait(landed.full + landed.stage * 8, landed.phase);
         landed.step();
     }
+    return bytes;
 }
 
 __device__ static void gen_load(const struct attn_args &a, const struct gen_plan &p,
@@ -428,11 +478,12 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
                 pdl_wait();
                 waited = true;
             }
-            gen_load_plane(sh, ring, landed, block, attn_plane(a, page, now.item.head, false),
-                           ring.plane);
-            gen_load_plane(sh, ring, landed, block, attn_plane(a, page, now.item.head, true),
-                           n_tokens * row_bytes);
-            bytes += (KERN_BLOCK + n_tokens) * row_bytes;
+            unsigned quarters = __shfl_sync(~0u, now.quarters, e);
+            bytes +=
+                gen_load_plane(sh, ring, landed, block, quarters,
+                               attn_plane(a, page, now.item.head, false), KERN_BLOCK, row_bytes);
+            bytes += gen_load_plane(sh, ring, landed, block, quarters,
+                                    attn_plane(a, page, now.item.head, true), n_tokens, row_bytes);
             /* The next run's page ids arrive meanwhile. */
             if (e == 0) gen_walk_next(a, p, t, next);
         }

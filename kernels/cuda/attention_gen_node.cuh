@@ -89,9 +89,11 @@ __device__ static void gen_put_seen(const struct attn_args &a, const struct gen_
                                     const struct gen_item &item, const struct gen_shared *sh,
                                     uint64_t *seen, int block) {
     int i = threadIdx.x, row, head;
+    uint64_t there = attn_quarter_tokens((unsigned)block >> GEN_QUARTER_SHIFT ^ 15);
+    block &= (1 << GEN_QUARTER_SHIFT) - 1;
     if (i < 64)
         seen[i] = gen_query(a, p, item, i, &row, &head) && sh->pos[i] >= 0
-                      ? attn_seen(a, item.seq, row, sh->pos[i], block)
+                      ? attn_seen(a, item.seq, row, sh->pos[i], block) & there
                       : 0;
     named_sync(1, GEN_WARPS * 32);
 }

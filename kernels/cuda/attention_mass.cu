@@ -135,6 +135,20 @@ __device__ static inline void page_shares(const float (&s)[32], const float (&wh
     }
 }
 
+/* The same of its quarter i. */
+__device__ static inline void quarter_shares(const float (&s)[32], int i, const float (&whole)[2],
+                                             float scale_log2, float (&share)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float sum = 0.f;
+#pragma unroll
+        for (int x = 0; x < 4; x++)
+            sum += exp2_fast(fmaf(s[(2 * i + x / 2) * 4 + 2 * h + x % 2], scale_log2, -whole[h]));
+        share[h] = softmax_total(sum);
+        if (whole[h] == -INFINITY) share[h] = 0.f;
+    }
+}
+
 /* The largest of the warp's queries. */
 __device__ static inline float largest_share(const float (&share)[2]) {
     float best = fmaxf(fmaxf(share[0], share[1]), 0.f); /* NaN is nobody's maximum */
@@ -158,12 +172,25 @@ __device__ static inline bool find_lines(const attn_args &a, const query_place (
     return *only < 0 || __reduce_min_sync(~0u, least) == *only;
 }
 
-__device__ static inline void raise_mass(const attn_args &a, int line, int entry, float share) {
-    if (share > 0.f)
-        atomicMax((int *)a.mass + (size_t)line * (size_t)a.capacity + entry, __float_as_int(share));
+/* mass: [line][n] */
+__device__ static inline void raise_mass(float *mass, int n, int line, int at, float share) {
+    if (share > 0.f) atomicMax((int *)mass + (size_t)line * (size_t)n + at, __float_as_int(share));
 }
 
-template <typename T, int HD>
+/* A warp's queries raise their lines at `at`: where `one`, all of them line `only`. */
+__device__ static inline void raise_lines(float *mass, int n, const int (&line)[2], bool one,
+                                          int only, int at, const float (&share)[2]) {
+    if (one) {
+        float best = largest_share(share);
+        if ((threadIdx.x & 31) == 0 && only >= 0) raise_mass(mass, n, only, at, best);
+        return;
+    }
+    for (int h = 0; h < 2; h++)
+        if ((threadIdx.x & 3) == 0 && line[h] >= 0) raise_mass(mass, n, line[h], at, share[h]);
+}
+
+/* QUARTERS: of each quarter of a page, too. */
+template <typename T, int HD, bool QUARTERS>
 __global__ void __launch_bounds__(PROMPT_THREADS) mass_shares_kernel(attn_args a, int tile_rows) {
     extern __shared__ __align__(128) uint8_t smem[];
     pdl_trigger();
@@ -178,13 +205,13 @@ __global__ void __launch_bounds__(PROMPT_THREADS) mass_shares_kernel(attn_args a
     walk<T, HD>(a, p, at, smem_addr(smem), [&](int e, float(&s)[32]) {
         float share[2];
         page_shares(s, whole, a.scale_log2, share);
-        if (one) {
-            float best = largest_share(share);
-            if ((threadIdx.x & 31) == 0 && only >= 0) raise_mass(a, only, e, best);
-            return;
+        raise_lines(a.mass, a.capacity, line, one, only, e, share);
+        if constexpr (!QUARTERS) return;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            quarter_shares(s, i, whole, a.scale_log2, share);
+            raise_lines(a.quarter_mass, 4 * a.capacity, line, one, only, 4 * e + i, share);
         }
-        for (int h = 0; h < 2; h++)
-            if ((threadIdx.x & 3) == 0 && line[h] >= 0) raise_mass(a, line[h], e, share[h]);
     });
 }
 
@@ -230,7 +257,8 @@ template <typename T, int HD> static int launch(struct cuda_ctx *c, const struct
     int leaves = (a->capacity + ATTN_ENTRIES - 1) / ATTN_ENTRIES;
     const int bytes = prompt_shape<HD>::SMEM;
     if (!allowed && ((rc = cuda_allow_smem(c, mass_sums_kernel<T, HD>, bytes)) ||
-                     (rc = cuda_allow_smem(c, mass_shares_kernel<T, HD>, bytes)) ||
+                     (rc = cuda_allow_smem(c, mass_shares_kernel<T, HD, false>, bytes)) ||
+                     (rc = cuda_allow_smem(c, mass_shares_kernel<T, HD, true>, bytes)) ||
                      (rc = cuda_allow_smem(c, head_mass_kernel<T, HD>, bytes))))
         return rc;
     allowed = true;
@@ -238,8 +266,11 @@ template <typename T, int HD> static int launch(struct cuda_ctx *c, const struct
     dim3 grid((unsigned)a->n_kv, (unsigned)prompt_max_tiles(n_rows, a->n_seqs, tile_rows), parts);
     dim3 seqs((unsigned)a->n_kv, (unsigned)a->n_seqs, parts), threads(PROMPT_THREADS);
     rc = CUDA_LAUNCH(c, (mass_sums_kernel<T, HD>), grid, threads, bytes, *a, tile_rows);
-    if (!rc && a->mass)
-        rc = CUDA_LAUNCH(c, (mass_shares_kernel<T, HD>), grid, threads, bytes, *a, tile_rows);
+    if (!rc && a->mass && a->quarter_mass)
+        rc = CUDA_LAUNCH(c, (mass_shares_kernel<T, HD, true>), grid, threads, bytes, *a, tile_rows);
+    else if (!rc && a->mass)
+        rc =
+            CUDA_LAUNCH(c, (mass_shares_kernel<T, HD, false>), grid, threads, bytes, *a, tile_rows);
     if (!rc && a->head_mass)
         rc = CUDA_LAUNCH(c, (head_mass_kernel<T, HD>), seqs, threads, bytes, *a, tile_rows);
     return rc;

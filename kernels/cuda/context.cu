@@ -127,6 +127,7 @@ static void op_info(const struct kern *k, struct kern_device_info *out) {
     memset(out, 0, sizeof *out);
     out->own_bytes = OWN_BYTES;
     out->records = true;
+    out->quarters = true;
     if (!c->stream) {
         snprintf(out->name, sizeof out->name, "a CUDA device (none was opened)");
         return;
