@@ -38,7 +38,7 @@ struct flags {
         seed, batch;
     double learning_rate, weight_decay, keep, aim, budget_minutes;
     size_t memory;
-    bool resume, layernorm, json, quiet;
+    bool resume, layernorm, inside, json, quiet;
 };
 
 /* What it comes to. */
@@ -173,6 +173,7 @@ static int settle(struct distill *d, struct err *e) {
                       TARGET_BLOCK * TARGET_BLOCK;
     d->texts.n_places = f->n_places;
     d->texts.n_questions = f->n_questions;
+    d->texts.inside = f->inside;
     d->texts.seed = (uint64_t)f->seed;
     d->leave_out = -1;
     if (d->texts.window < DISTILL_MIN_WINDOW)
@@ -625,6 +626,8 @@ int cmd_distill(int argc, char **argv) {
          "prefixes of a running text that are looked at", "12"},
         {OPTION_INT, "questions", NULL, 0, &f.n_questions, "N", 1, TARGET_MAX_PLACES,
          "questions to a made prompt, at most", "24"},
+        {OPTION_FLAG, "inside", NULL, 0, &f.inside, NULL, 0, 0,
+         "a third of them when the answer, or a text that goes on, has come to the value", "off"},
         {OPTION_STRING, "leave-out", NULL, 0, &f.leave_out, "NAME", 0, 0,
          "train on nothing of this text, report on it", NULL},
         {OPTION_BYTES, "memory", NULL, 0, &f.memory, "SIZE", 0, 9e15, "most for samples",

@@ -37,6 +37,7 @@ struct distill_texts {
     int window;
     int n_places;    /* of running text */
     int n_questions; /* of a made prompt, at most */
+    bool inside;     /* some of its places lie inside answers */
     uint64_t seed;
 };
 
@@ -56,6 +57,7 @@ struct distill_place {
     const int32_t *next; /* what follows, n_next <= TARGET_TRACE_LOOK */
     int n_next;
     int mark_first, n_mark; /* tokens of the fact that is asked for; n_mark 0: of none */
+    int n_lead;             /* the tail's last tokens that are an answer's beginning already */
 };
 
 /* Window i: running text (i even), where places lie one behind another, or a prompt with facts,
@@ -92,6 +94,7 @@ struct distill_fact {
     char text[320];
     int n_questions;
     char question[DISTILL_QUESTIONS][400], answer[DISTILL_QUESTIONS][320];
+    int lead[DISTILL_QUESTIONS]; /* bytes of the answer in front of what was asked for */
 };
 /* Facts of one prompt, no text or question twice; held_out: of the wordings that are kept for
  * windows that are held out. */

@@ -214,6 +214,12 @@ static void fill(struct dice *d, struct slots *s, const char *wording, char *out
     if (wording[0] == '{') out[0] = (char)toupper((unsigned char)out[0]);
 }
 
+/* Bytes in front of a value, which may begin with a capital there. */
+static int lead_of(const char *answer, const char *value) {
+    const char *at = strstr(answer, value);
+    return at ? (int)(at - answer) : 0;
+}
+
 static void set_slot(struct slots *s, char name, const char *v) {
     s->name[s->n][0] = name;
     s->name[s->n][1] = 0;
@@ -241,16 +247,20 @@ static void say_attribute(struct dice *d, const struct distill_attribute *a,
         fill(d, &s, distill_questions.at[side(d, distill_questions.n)], f->question[i],
              sizeof f->question[i]);
         fill(d, &s, pick(d, &distill_answers), f->answer[i], sizeof f->answer[i]);
+        f->lead[i] = lead_of(f->answer[i], v);
     }
 }
 
 static void say_event(struct dice *d, const struct distill_event *w, struct distill_fact *f) {
     struct slots s = {0};
+    char v[2 * MOST_VALUE + 32];
     fill(d, &s, w->text, f->text, sizeof f->text);
+    fill(d, &s, w->value, v, sizeof v);
     for (f->n_questions = 0; f->n_questions < 2 && w->question[f->n_questions]; f->n_questions++) {
         int i = f->n_questions;
         fill(d, &s, w->question[i], f->question[i], sizeof f->question[i]);
-        fill(d, &s, roll(d, 2) ? w->text : w->value, f->answer[i], sizeof f->answer[i]);
+        snprintf(f->answer[i], sizeof f->answer[i], "%s", roll(d, 2) ? f->text : v);
+        f->lead[i] = lead_of(f->answer[i], v);
     }
 }
 
@@ -275,6 +285,7 @@ static void drop_equal(struct distill_fact *f) {
         if (!fresh) continue;
         memmove(f->question[n], f->question[i], sizeof f->question[0]);
         memmove(f->answer[n], f->answer[i], sizeof f->answer[0]);
+        f->lead[n] = f->lead[i];
         n++;
     }
     f->n_questions = n;

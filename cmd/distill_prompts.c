@@ -16,6 +16,9 @@ enum {
     QUOTE_LEAST = 40,  /* bytes of a sentence whose end is asked for */
     QUOTE_REACH = 200, /* and how much longer it may be */
     MOST_QUOTES = TARGET_MAX_PLACES - DISTILL_MAX_FACTS,
+    SNIPPET_LEAST = 16, /* tokens of an answer before a fact comes up in it */
+    SNIPPET_MORE = 80,
+    LATE_LEAD = 12, /* bytes that tell which fact it is */
 };
 
 /* What a prompt is made of. */
@@ -23,6 +26,8 @@ struct makings {
     const struct distill_frame *frame;
     int n_facts;  /* to be put in */
     int n_quotes; /* behind them in fact[]: sentences that are there */
+    const struct distill_domain *domain;
+    struct distill_dice *dice;
     struct distill_fact fact[TARGET_MAX_PLACES];
     struct strbuf filler, body;
 };
@@ -167,18 +172,64 @@ static void mark(struct distill_place *p, const struct byte_map *m, int n_common
     p->n_mark = end - first;
 }
 
-/* A question's tokens behind the common ones, and its answer's: in p are those of the question. */
-static int add_question(struct distill_window *w, const struct distill_texts *t,
-                        struct distill_place p, const char *says, const int32_t *tail,
-                        struct err *e) {
-    struct tokens answer = {0};
-    int rc = tokenizer_encode(t->tokenizer, says, strlen(says), 0, &answer, e);
-    size_t n = answer.n < TARGET_TRACE_LOOK ? answer.n : TARGET_TRACE_LOOK;
+/* How a fact is come to. Selections are made at the end of a prompt, and inside an answer. */
+enum way {
+    ASKED,  /* the answer begins */
+    INSIDE, /* the answer has come as far as the value */
+    LATE,   /* nobody asks: an answer that goes on with the text comes to speak of it */
+};
+
+/* The way of the next question: of eight five, two and one. */
+static enum way way_of(const struct distill_window *w, const struct distill_texts *t,
+                       const struct distill_fact *f, int turn) {
+    int n = t->inside ? w->n_places % 8 : 0;
+    if (n == 7 && f->lead[turn] >= LATE_LEAD) return LATE;
+    return (n == 2 || n == 5) && f->lead[turn] > 0 ? INSIDE : ASKED;
+}
+
+/* Tokens that end within the first `lead` bytes of a text. */
+static int tokens_within(const struct distill_texts *t, const struct tokens *ids, int lead) {
+    struct strbuf bytes = {0};
+    int n = 0;
+    for (; n < (int)ids->n; n++) {
+        tokenizer_token_bytes(t->tokenizer, ids->ids[n], false, &bytes);
+        if (bytes.failed || bytes.n > (size_t)lead) break;
+    }
+    strbuf_deinit(&bytes);
+    return n;
+}
+
+/* Some of the domain's text, from the window's side. */
+static int add_snippet(struct tokens *out, const struct makings *m, const struct distill_window *w,
+                       struct err *e) {
+    int n = SNIPPET_LEAST + (int)distill_roll(m->dice, SNIPPET_MORE);
+    int at = distill_begin_at(m->domain, w->is_held_out, n, m->dice);
+    return distill_append(out, m->domain->ids.ids + at, (size_t)n, e);
+}
+
+/* Move the answer's beginning from `answer` to the end of `tail`; returns its tokens. */
+static int move_lead(struct tokens *tail, struct tokens *answer, const struct distill_texts *t,
+                     int lead, struct err *e) {
+    int n = tokens_within(t, answer, lead);
+    if (distill_append(tail, answer->ids, (size_t)n, e) != 0) return -1;
+    answer->n -= (size_t)n;
+    memmove(answer->ids, answer->ids + n, answer->n * sizeof *answer->ids);
+    return n;
+}
+
+/* Put the place's tail and what follows into tokens: `tail` has the question, `answer` its answer.
+ */
+static int add_place(struct distill_window *w, const struct distill_texts *t,
+                     const struct tokens *tail, const struct tokens *answer, struct distill_place p,
+                     struct err *e) {
+    size_t n = answer->n < TARGET_TRACE_LOOK ? answer->n : TARGET_TRACE_LOOK;
+    p.n_tail = (int)tail->n;
+    p.n_tokens = w->n_common + p.n_tail;
     p.n_next = (int)n;
-    if (!rc) rc = distill_append(&w->ids, tail, (size_t)p.n_tail, e);
-    if (!rc) rc = distill_append(&w->ids, answer.ids, n, e);
-    if (!rc && n > 0) w->place[w->n_places++] = p;
-    tokens_deinit(&answer);
+    if (n == 0 || p.n_tokens + TARGET_TRACE_LOOK > t->window) return 0;
+    int rc = distill_append(&w->ids, tail->ids, tail->n, e);
+    if (!rc) rc = distill_append(&w->ids, answer->ids, n, e);
+    if (!rc) w->place[w->n_places++] = p;
     return rc;
 }
 
@@ -189,20 +240,29 @@ static int ask(struct distill_window *w, const struct distill_texts *t, const st
                const struct byte_map *map, int i, int turn, const struct tokens *brief, size_t head,
                struct err *e) {
     const struct distill_fact *f = &m->fact[i];
-    struct tokens own = {0};
+    struct tokens own = {0}, answer = {0}, tail = {0};
     struct distill_place p = {0};
     if (turn >= f->n_questions) return 0;
     mark(&p, map, w->n_common, f->text);
     if (i >= m->n_facts && p.n_mark == 0) return 0;
-    int rc = render(&own, t, m->frame, "None.", 5, f->question[turn], e);
+    enum way way = way_of(w, t, f, turn);
+    const char *question = f->question[turn], *says = f->answer[turn];
+    if (way == LATE)
+        question = distill_continuations.at[distill_roll(m->dice, distill_continuations.n)];
+    int rc = render(&own, t, m->frame, "None.", 5, question, e);
     bool alike = !rc && own.n > head && !memcmp(own.ids, brief->ids, head * sizeof *own.ids);
     if (alike) {
-        p.n_tail = (int)(own.n - head);
-        p.n_tokens = w->n_common + p.n_tail;
+        rc = distill_append(&tail, own.ids + head, own.n - head, e);
+        if (!rc && way == LATE) rc = add_snippet(&tail, m, w, e);
+        if (!rc && way == LATE) rc = tokenizer_encode(t->tokenizer, "\n\n", 2, 0, &tail, e);
+        if (!rc) rc = tokenizer_encode(t->tokenizer, says, strlen(says), 0, &answer, e);
+        if (!rc && way != ASKED) p.n_lead = move_lead(&tail, &answer, t, f->lead[turn], e);
+        if (p.n_lead < 0) rc = E_NOMEM;
+        if (!rc) rc = add_place(w, t, &tail, &answer, p, e);
     }
-    if (alike && p.n_tokens + TARGET_TRACE_LOOK <= t->window)
-        rc = add_question(w, t, p, f->answer[turn], own.ids + head, e);
     tokens_deinit(&own);
+    tokens_deinit(&answer);
+    tokens_deinit(&tail);
     return rc;
 }
 
@@ -239,6 +299,8 @@ static void plan(struct makings *m, const struct distill_texts *t, const struct 
     int few = most < FEW_FACTS ? most : FEW_FACTS;
     m->n_facts = 1 + (int)distill_roll(dice, (uint32_t)(distill_roll(dice, 2) ? few : most));
     *n_quotes = (t->n_questions + 3) / 4 < MOST_QUOTES ? (t->n_questions + 3) / 4 : MOST_QUOTES;
+    m->domain = &t->domain[w->domain];
+    m->dice = dice;
     m->frame = &distill_frames[distill_roll(dice, distill_n_frames)];
     distill_facts_make(m->fact, m->n_facts, t->seed, dice->window, w->is_held_out);
 }

@@ -61,8 +61,8 @@ void distill_texts_close(struct distill_texts *t) {
 
 uint64_t distill_texts_key(const struct distill_texts *t) {
     uint64_t h = tokenizer_fingerprint(t->tokenizer);
-    int64_t how[] = {t->window,        t->n_places,  t->n_questions,
-                     (int64_t)t->seed, t->n_domains, t->chat != NULL};
+    int64_t how[] = {t->window,    t->n_places,     t->n_questions, (int64_t)t->seed,
+                     t->n_domains, t->chat != NULL, t->inside};
     h = XXH3_64bits_withSeed(how, sizeof how, h);
     for (int i = 0; i < t->n_domains; i++)
         h = XXH3_64bits_withSeed(t->domain[i].ids.ids, t->domain[i].ids.n * sizeof(int32_t), h);

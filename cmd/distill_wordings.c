@@ -318,6 +318,13 @@ const struct distill_frame distill_frames[] = {
 };
 const uint32_t distill_n_frames = COUNT(distill_frames);
 
+static const char *const continuations[] = {
+    "Write what might come next.",   "Continue.",
+    "Carry the story on from here.", "Now add some pages of your own.",
+    "What follows? Write it down.",  "Please keep writing in this style.",
+};
+WORDS(continuations);
+
 static const char *const completions[] = {
     "How does the sentence go on that begins with \"%s\"?",
     "Complete this from the text: %s",

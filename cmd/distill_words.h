@@ -51,6 +51,9 @@ struct distill_frame {
 extern const struct distill_frame distill_frames[];
 extern const uint32_t distill_n_frames;
 
+/* What asks for more of the text. */
+extern const struct distill_words distill_continuations;
+
 /* Frames of a question how the text goes on, %s: the beginning of one of its sentences. */
 extern const struct distill_words distill_completions;
 

@@ -99,7 +99,8 @@ static void texts_open(struct distill_texts *t, const struct bed *b) {
                                 .chat = b->chat,
                                 .window = WINDOW,
                                 .n_places = 4,
-                                .n_questions = 6,
+                                .n_questions = 9,
+                                .inside = true,
                                 .seed = 3};
     const char *first = text_file("one", 1, TEXT), *second = text_file("two", 2, TEXT);
     assert_ok(distill_texts_add(t, first, &e), e);
@@ -133,24 +134,31 @@ static void check_text(const struct distill_window *w, const struct distill_text
     }
 }
 
-/* The fact that a question is about, -1: none of the prompt's. */
-static int asked(const struct distill_fact *f, int n, const char *tail, int *question) {
+/* The fact that a question is about, or that is being told; -1: none of the prompt's. */
+static int asked(const struct distill_fact *f, int n, const char *tail, const char *lead,
+                 const char *text, int *question) {
     for (int i = 0; i < n; i++)
         for (int q = 0; q < f[i].n_questions; q++)
-            if (strstr(tail, f[i].question[q])) {
+            if (strstr(tail, f[i].question[q]) || (strlen(lead) > 8 && strstr(text, f[i].text) &&
+                                                   !strncmp(f[i].answer[q], lead, strlen(lead)))) {
                 *question = q;
                 return i;
             }
     return -1;
 }
 
-/* Of every question: what it asks for stands in the common part, where the mark says, the question
- * behind it, the answer's beginning after that. Returns how many are about sentences that were
- * there. */
-static int check_facts(const struct distill_window *w, const struct distill_texts *t, int i) {
+/* How often each sort of place was met. */
+struct sorts {
+    int quotes, inside, late;
+};
+
+/* Of every place: what it is about stands in the common part, where the mark says, the question
+ * behind it, the answer after that, of which some may have been given; of a late one no question,
+ * but the answer's beginning behind other text. */
+static void check_facts(const struct distill_window *w, const struct distill_texts *t, int i,
+                        struct sorts *sorts) {
     static struct distill_fact f[DISTILL_MAX_FACTS];
-    struct strbuf common = {0}, tail = {0}, next = {0}, marked = {0};
-    int n_quotes = 0;
+    struct strbuf common = {0}, tail = {0}, next = {0}, marked = {0}, lead = {0};
     assert_true(w->n_places > 0 && w->n_places <= t->n_questions);
     assert_int_equal(w->domain, t->n_domains);
     assert_in_range(w->source, 0, t->n_domains - 1);
@@ -160,37 +168,46 @@ static int check_facts(const struct distill_window *w, const struct distill_text
     distill_facts_make(f, DISTILL_MAX_FACTS, t->seed, (uint32_t)i, w->is_held_out);
     for (int p = 0; p < w->n_places; p++) {
         const struct distill_place *x = &w->place[p];
-        struct strbuf *all[] = {&tail, &next, &marked};
-        for (int k = 0; k < 3; k++) strbuf_clear(all[k]);
+        struct strbuf *all[] = {&tail, &next, &marked, &lead};
+        for (int k = 0; k < 4; k++) strbuf_clear(all[k]);
         tokenizer_decode(t->tokenizer, x->tail, (size_t)x->n_tail, false, &tail);
         tokenizer_decode(t->tokenizer, x->next, (size_t)x->n_next, false, &next);
         assert_in_range(x->n_mark, 1, w->n_common);
         assert_in_range(x->mark_first, 0, w->n_common - x->n_mark);
         tokenizer_decode(t->tokenizer, w->ids.ids + x->mark_first, (size_t)x->n_mark, false,
                          &marked);
-        for (int k = 0; k < 3; k++) strbuf_append_char(all[k], 0);
+        assert_in_range(x->n_lead, 0, x->n_tail - 1);
+        tokenizer_decode(t->tokenizer, x->next - x->n_lead, (size_t)x->n_lead, false, &lead);
+        for (int k = 0; k < 4; k++) strbuf_append_char(all[k], 0);
+        assert_ptr_equal(x->next, x->tail + x->n_tail);
         assert_int_equal(x->n_tokens, w->n_common + x->n_tail);
         assert_true(x->n_tokens + x->n_next <= WINDOW && x->n_next > 0);
-        int question = 0, which = asked(f, DISTILL_MAX_FACTS, tail.data, &question);
+        int question = 0,
+            which = asked(f, DISTILL_MAX_FACTS, tail.data, lead.data, common.data, &question);
         if (which < 0) { /* a sentence's beginning is quoted, its rest is the answer */
             char begin[13];
             assert_true(strlen(marked.data) > 24);
             snprintf(begin, sizeof begin, "%s", marked.data + 1);
             assert_non_null(strstr(tail.data, begin));
             assert_non_null(strstr(marked.data, next.data));
-            n_quotes++;
+            sorts->quotes++;
             continue;
         }
         assert_non_null(strstr(common.data, f[which].text));
         assert_non_null(strstr(marked.data, f[which].text));
         assert_null(strstr(common.data, f[which].question[question]));
-        assert_int_equal(strncmp(f[which].answer[question], next.data, strlen(next.data)), 0);
+        const char *answer = f[which].answer[question];
+        assert_int_equal(strncmp(answer, lead.data, strlen(lead.data)), 0);
+        assert_int_equal(strncmp(answer + strlen(lead.data), next.data, strlen(next.data)), 0);
+        if (x->n_lead == 0) assert_non_null(strstr(tail.data, f[which].question[question]));
+        else if (strstr(tail.data, f[which].question[question])) sorts->inside++;
+        else sorts->late++;
     }
     strbuf_deinit(&common);
     strbuf_deinit(&tail);
     strbuf_deinit(&next);
     strbuf_deinit(&marked);
-    return n_quotes;
+    strbuf_deinit(&lead);
 }
 
 /* The longest piece of a wording between slots. */
@@ -256,7 +273,8 @@ static void test_distill_windows(void) {
     struct bed b;
     struct distill_texts t;
     struct err e = {0};
-    int held[3] = {0}, total[3] = {0}, n_quotes = 0;
+    int held[3] = {0}, total[3] = {0};
+    struct sorts sorts = {0};
     bed_open(&b);
     texts_open(&t, &b);
     uint64_t key = distill_texts_key(&t);
@@ -267,7 +285,7 @@ static void test_distill_windows(void) {
         assert_int_equal(w.ids.n, again.ids.n);
         assert_memory_equal(w.ids.ids, again.ids.ids, w.ids.n * sizeof *w.ids.ids);
         assert_int_equal(w.is_facts, i % 2);
-        if (w.is_facts) n_quotes += check_facts(&w, &t, i);
+        if (w.is_facts) check_facts(&w, &t, i, &sorts);
         else check_text(&w, &t);
         held[w.domain] += w.is_held_out;
         total[w.domain]++;
@@ -276,7 +294,16 @@ static void test_distill_windows(void) {
     }
     for (int d = 0; d < 3; d++) assert_int_equal(held[d], total[d] / DISTILL_HOLD);
     assert_string_equal(distill_domain_name(&t, 2), "facts");
-    assert_true(n_quotes > 10);
+    assert_true(sorts.quotes > 10 && sorts.inside > 5 && sorts.late > 0);
+    t.inside = false;
+    assert_true(distill_texts_key(&t) != key);
+    for (int i = 1; i < 16; i += 2) {
+        struct distill_window w;
+        assert_ok(distill_window_make(&w, &t, i, &e), e);
+        for (int p = 0; p < w.n_places; p++) assert_int_equal(w.place[p].n_lead, 0);
+        distill_window_deinit(&w);
+    }
+    key = distill_texts_key(&t);
     t.n_questions++;
     assert_true(distill_texts_key(&t) != key);
     distill_texts_close(&t);
@@ -340,6 +367,7 @@ static void test_distill_samples(void) {
     struct err e = {0};
     bed_open(&b);
     texts_open(&texts, &b);
+    texts.n_questions = 4;
     for (int label = 0; label < TARGET_N_LABELS; label++) {
         struct distill_trace_options o = {.by_first = label % 2,
                                           .content = {.labels = 1U << label | label % 3,
@@ -383,6 +411,7 @@ static void test_distill_observed(void) {
     struct err e = {0};
     bed_open(&b);
     texts_open(&texts, &b);
+    texts.n_questions = 4;
     struct distill_trace_options o = {
         .content = {
             .labels = 1U << TARGET_LABEL_DEEP, .n_queries = 1, .n_layers = 1, .layer = {2}}};
@@ -599,6 +628,7 @@ static void test_distill_served(void) {
     struct err e = {0};
     bed_open(&b);
     texts_open(&texts, &b);
+    texts.n_questions = 4;
     assert_ok(threads_open(&threads, 1, &e), e);
     for (int kind = 0; kind < 2; kind++) {
         struct distill_trace_options o = {.content = {.labels = 1U << TARGET_LABEL_STRONGEST,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Rows of a CSV from the JSON of `tandem eval`: one for each column of each run, and for each kind of needle where there are several.
+"""Rows of a CSV from the JSON of `tandem eval`: one for each column of each run; where there are several kinds of
+needles or lengths, for each of these, too.
 
     python3 target/recipe/rows.py big.json choose.json ... > rows.csv
 """
@@ -7,8 +8,9 @@ import json
 import pathlib
 import sys
 
-HEAD = ("run,select_layer,column,kind,tokens,prompts,found,found_low,found_high,minus_dense,standard_error,low,high,better,worse,"
-        "texts,loss,rise,rise_standard_error,rise_low,rise_high,agree,recall,mass")
+HEAD = ("run,select_layer,column,kind,tokens,prompts,found,found_low,found_high,minus_dense,standard_error,low,high,"
+        "better,worse,texts,loss,rise,rise_standard_error,rise_low,rise_high,agree,recall,mass")
+DIFFERENCE = ("minus_dense", "standard_error", "minus_dense_low", "minus_dense_high")
 
 
 def points(x):
@@ -21,15 +23,15 @@ def nats(x):
 
 def needles(group):
     share = [f"{group[k]:.4f}" for k in ("mean", "low", "high")]
-    return [str(group["n"])] + share + [points(group[k]) for k in ("minus_dense", "standard_error", "minus_dense_low", "minus_dense_high")] + [
-        str(group["better"]), str(group["worse"])]
+    return [str(group["n"])] + share + [points(group[k]) for k in DIFFERENCE] + [str(group["better"]),
+                                                                                 str(group["worse"])]
 
 
 def text(column):
     if not column:
         return [""] * 9
-    return [str(column["n"])] + [nats(column[k]) for k in ("mean", "minus_dense", "standard_error", "minus_dense_low", "minus_dense_high")] + [
-        nats(column[k]) for k in ("agreement", "recall", "mass")]
+    keys = ("mean",) + DIFFERENCE + ("agreement", "recall", "mass")
+    return [str(column["n"])] + [nats(column[k]) for k in keys]
 
 
 def rows(path):
@@ -38,12 +40,13 @@ def rows(path):
     tokens = " ".join(str(n) for n in run["lengths"])
     for column in run["needles"]["columns"]:
         head = [path.stem, str(run["select_layer"]), column["name"]]
-        yield head + ["all" if len(column["by_kind"]) > 1 else column["by_kind"][0]["kind"], tokens] + needles(column) + text(texts.get(column["name"]))
-        for group in column["by_kind"] if len(column["by_kind"]) > 1 else []:
-            yield head + [group["kind"], tokens] + needles(group) + [""] * 9
-        for group in column["by_tokens"] if len(column["by_tokens"]) > 1 else []:
-            of_text = [g for g in texts.get(column["name"], {}).get("by_tokens", []) if g["tokens"] == group["tokens"]]
-            yield head + ["single", str(group["tokens"])] + needles(group) + text(of_text[0] if of_text else None)
+        kinds, lengths, of_text = column["by_kind"], column["by_tokens"], texts.get(column["name"])
+        yield head + ["all" if len(kinds) > 1 else kinds[0]["kind"], tokens] + needles(column) + text(of_text)
+        for group in kinds if len(kinds) > 1 else []:
+            yield head + [group["kind"], tokens] + needles(group) + text(None)
+        for group in lengths if len(lengths) > 1 else []:
+            own = [g for g in (of_text or {}).get("by_tokens", []) if g["tokens"] == group["tokens"]]
+            yield head + ["all", str(group["tokens"])] + needles(group) + text(own[0] if own else None)
 
 
 if __name__ == "__main__":
