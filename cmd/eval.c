@@ -370,9 +370,10 @@ static int measure_exact(const struct flags *f, struct work *p, const struct eva
 static int measure(const struct flags *f, struct work *p, struct err *e) {
     struct eval_results *r = &p->results;
     long long start = clock_ns(), budget = (long long)(f->budget * 60e9);
-    /* Needles may take three fifths where running text comes behind them. */
+    /* Needles may take three fifths where something comes behind them. */
     struct eval_clock whole = {start, budget};
-    struct eval_clock first = {start, p->read.n > 0 || f->tasks ? budget * 3 / 5 : budget};
+    struct eval_clock first = {start,
+                               p->read.n > 0 || f->tasks || f->exact ? budget * 3 / 5 : budget};
     int rc = 0;
     FILE *answers = NULL;
     if (f->answers && !(answers = fopen(f->answers, "w")))
