@@ -1,21 +1,22 @@
 /* Scores of blocks: one number for each block of a sequence.
  *
  * Every kind: the newest states, normalised where that is asked for, a block a state; all but LATE
- * then their average. MEAN, MINMAX and BOUND: what represents a block, times it. LATE: A q and the
- * quarters' means and deviations in one launch, then B times the quarters' sums as they lie in the
- * pages (score_product.cu; norming is linear, so B r = scale (B s) - shift (B 1)), then the
- * logsumexp, four blocks a thread block. MLP: x = q r g of each block and the units' constants in
- * one launch (kernels/cpu/score.c has the folded formula), the product with GELU behind it, and the
- * sum over its tiles.
+ * then their average. MEAN, MINMAX and BOUND: what represents a block, times it. LATE: A q, and B
+ * split for the matrix units, in one launch, then B times the quarters' sums as they lie in the
+ * pages, with their means and deviations (score_late.cu; norming is linear, so B r = scale (B s) -
+ * shift (B 1)), then the logsumexp, four blocks a thread block. MLP: x = q r g of each block and
+ * the units' constants in one launch (kernels/cpu/score.c has the folded formula), the product with
+ * GELU behind it (score_product.cu), and the sum over its tiles.
  *
- * Napkin for 2,048 blocks of 4,096: the planes are 134 MB, 31 us a pass; LATE goes through them
- * twice beside its product (170 us), the MLP once, and once through W1 (134 MB). Each sum is one
- * warp's or one block's, its order fixed by the shapes. */
+ * Napkin for 2,048 blocks of 4,096: the planes are 134 MB, 31 us a pass; LATE and the MLP go
+ * through them once, the MLP once more through W1 (134 MB). Each sum is one warp's or one block's,
+ * its order fixed by the shapes. */
 #include "kernels/cuda/score.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, POOL_THREADS = 1024, LATE_THREADS = 128 };
 enum { LATE_BLOCKS = 4, QUERY_ROWS = 4 }; /* blocks, rows of A a thread block takes */
 enum { MEAN_GRID = 528 };                 /* thread blocks, whatever the chip */
+enum { BATCH = 8 };                       /* loads of a thread before it uses what they bring */
 
 /* ---- Where what lies ---- */
 
@@ -28,10 +29,12 @@ struct score_args {
     int n_heads, head_dim, n; /* n: rows of A and B, or units */
     const float *a, *b, *ln_weight, *ln_bias, *w1, *b1, *w2, *b2;
     /* Scratch. */
-    float *queries;   /* [32][cols] */
-    float *average;   /* [cols], then its sum */
-    float *aq;        /* LATE: [32][n] */
-    float *ones;      /* LATE: [n], B 1 */
+    float *queries; /* [32][cols] */
+    float *average; /* [cols], then its sum */
+    float *aq;      /* LATE: [n][32] */
+    float *ones;    /* LATE: [n], B 1 */
+    __half *split;  /* LATE: [2][n][score_stride(cols)], and by [n] of b_unit: B */
+    float *b_unit;
     score_row *row;   /* LATE: [4 n_blocks] shift, scale; MLP: [n_blocks] */
     float *x;         /* MLP: [n_blocks][cols]; without weights: a row a thread block */
     score_unit *unit; /* MLP: [n] */
@@ -67,6 +70,8 @@ static size_t carve(score_args *a, const struct kern_scorer *s, int n_blocks, ui
     if (s->kind == KERN_SCORE_LATE) {
         a->aq = (float *)take(&at, KERN_STATE_QUERIES * n * 4);
         a->ones = (float *)take(&at, n * 4);
+        a->split = (__half *)take(&at, 2 * n * (size_t)score_stride(s->cols) * sizeof(__half));
+        a->b_unit = (float *)take(&at, n * 4);
         a->row = (score_row *)take(&at, 4 * blocks * sizeof(score_row));
         a->product = (float *)take(&at, 4 * blocks * n * 4);
     }
@@ -99,6 +104,18 @@ __device__ static inline float block_sum(float x, float *smem) {
     return all;
 }
 
+/* The largest; a NaN is passed over. */
+__device__ static inline float block_max(float x, float *smem) {
+    const int n_warps = blockDim.x / 32;
+#pragma unroll
+    for (int k = 16; k; k /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, k));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) smem[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < n_warps; w++) x = fmaxf(x, smem[w]);
+    return x;
+}
+
 /* In place over x[cols], each thread its own elements: (x - mean) / sqrt(variance + 1e-5). */
 __device__ static void standardise(float *x, int cols, float *smem) {
     float sum = 0, square = 0;
@@ -114,6 +131,7 @@ __device__ static void standardise(float *x, int cols, float *smem) {
 
 /* ---- Queries ---- */
 
+/* A query a block: copied, then normalised where it lies. */
 static __global__ void queries_kernel(score_args a) {
     __shared__ float smem[32];
     pdl_wait();
@@ -121,9 +139,33 @@ static __global__ void queries_kernel(score_args a) {
     const int cols = a.planes.cols;
     const int position = a.planes.n_tokens - a.n_queries + (int)blockIdx.x;
     const float *from = a.ring + (size_t)(position % KERN_STATE_QUERIES) * cols;
-    float *q = a.queries + (size_t)blockIdx.x * cols;
-    for (int i = threadIdx.x; i < cols; i += THREADS) q[i] = from[i];
-    if (a.normed) standardise(q, cols, smem);
+    float *q = a.queries + (size_t)blockIdx.x * cols, sum = 0, square = 0;
+    for (int i = threadIdx.x; i < cols; i += BATCH * THREADS) {
+        float x[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) x[k] = i + k * THREADS < cols ? from[i + k * THREADS] : 0.f;
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            if (i + k * THREADS < cols) q[i + k * THREADS] = x[k];
+            sum += x[k];
+        }
+    }
+    if (!a.normed) return;
+    const float mean = block_sum(sum, smem) / cols;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < cols; i += THREADS) {
+        const float d = from[i] - mean;
+        square += d * d;
+    }
+    const float scale = 1.f / sqrtf(block_sum(square, smem) / cols + 1e-5f);
+    for (int i = threadIdx.x; i < cols; i += BATCH * THREADS) {
+        float x[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) x[k] = i + k * THREADS < cols ? from[i + k * THREADS] : 0.f;
+#pragma unroll
+        for (int k = 0; k < BATCH; k++)
+            if (i + k * THREADS < cols) q[i + k * THREADS] = (x[k] - mean) * scale;
+    }
 }
 
 /* The average by softmax(<newest, q> / sqrt(cols)), and its sum. A warp a query; one alone has
@@ -158,68 +200,76 @@ static __global__ void pool_kernel(score_args a) {
 
 /* ---- LATE ---- */
 
-/* Rows [first, first + 4) of A times all queries, and the rows' sums of B. A warp has 4 queries. */
-__device__ static void query_rows(const score_args &a, int first) {
-    const int cols = a.planes.cols, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int t = warp * 4;
-    const float *w[QUERY_ROWS], *q[4];
-    float acc[QUERY_ROWS][4] = {}, ones = 0;
+/* Rows [first, first + 4) of A times all queries. A warp has 4 queries; T of each row and query at
+ * a time, four times that under way: there are few blocks. */
+template <typename T> __device__ static void query_rows(const score_args &a, int first) {
+    constexpr int PER = sizeof(T) / 4;
+    const int cols = a.planes.cols / PER, lane = threadIdx.x % 32, t = threadIdx.x / 32 * 4;
+    const T *w[QUERY_ROWS], *q[4];
+    float acc[QUERY_ROWS][4] = {};
+    if (t >= a.n_queries) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        w[i] = a.a + (size_t)min(first + i, a.n - 1) * cols;
-        q[i] = a.queries + (size_t)min(t + i, a.n_queries - 1) * cols;
+        w[i] = (const T *)(a.a + (size_t)min(first + i, a.n - 1) * a.planes.cols);
+        q[i] = (const T *)(a.queries + (size_t)min(t + i, a.n_queries - 1) * a.planes.cols);
     }
-#pragma unroll 2
-    for (int c = lane; c < cols; c += 32)
+#pragma unroll 4
+    for (int c = lane; c < cols; c += 32) {
+        T x[QUERY_ROWS], y[4];
 #pragma unroll
-        for (int r = 0; r < QUERY_ROWS; r++)
+        for (int i = 0; i < 4; i++) x[i] = w[i][c], y[i] = q[i][c];
 #pragma unroll
-            for (int i = 0; i < 4; i++) acc[r][i] = fmaf(w[r][c], q[i][c], acc[r][i]);
+        for (int k = 0; k < PER; k++)
+#pragma unroll
+            for (int r = 0; r < QUERY_ROWS; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    acc[r][i] =
+                        fmaf((&(const float &)x[r])[k], (&(const float &)y[i])[k], acc[r][i]);
+    }
 #pragma unroll
     for (int r = 0; r < QUERY_ROWS; r++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float sum = warp_sum(acc[r][i]);
             if (lane == 0 && first + r < a.n && t + i < a.n_queries)
-                a.aq[(size_t)(t + i) * a.n + first + r] = sum;
+                a.aq[(size_t)(first + r) * KERN_STATE_QUERIES + t + i] = sum;
         }
-    if (warp >= QUERY_ROWS || first + warp >= a.n) return;
-    const float *b = a.b + (size_t)(first + warp) * cols;
-    for (int c = lane; c < cols; c += 32) ones += b[c];
-    ones = warp_sum(ones);
-    if (lane == 0) a.ones[first + warp] = ones;
 }
 
-/* A quarter a warp: r = scale * sum - shift. The second pass finds the row in the cache. */
-__device__ static void quarter_norm(const score_args &a, int row) {
-    const int cols = a.planes.cols, lane = threadIdx.x % 32;
-    if (row >= 4 * a.planes.n_blocks) return;
-    const int tokens = score_quarter_tokens(a.planes, row / 4, row % 4);
-    score_row out = {0.f, tokens ? 1.f / tokens : 0.f};
-    if (tokens && a.normed) {
-        const float *x = score_plane(a.planes, row / 4) + (size_t)(row % 4) * cols;
-        float sum = 0, square = 0;
-#pragma unroll 16
-        for (int c = lane; c < cols; c += 32) sum += x[c];
-        const float mean = warp_sum(sum) / cols;
-#pragma unroll 16
-        for (int c = lane; c < cols; c += 32) {
-            const float d = x[c] - mean;
-            square = fmaf(d, d, square);
-        }
-        const float n = (float)tokens, variance = warp_sum(square) / cols / (n * n);
-        const float d = 1.f / sqrtf(variance + 1e-5f);
-        out = {mean / n * d, d / n};
+/* A row of B as two f16 for each number, and its sum. */
+__device__ static void split_row(const score_args &a, int row, float *smem) {
+    const int cols = a.planes.cols, stride = score_stride(cols);
+    const float *b = a.b + (size_t)row * cols;
+    __half *hi = a.split + (size_t)row * stride, *lo = hi + (size_t)a.n * stride;
+    float sum = 0, most = 0;
+#pragma unroll 8
+    for (int c = threadIdx.x; c < cols; c += THREADS) {
+        sum += b[c];
+        most = fmaxf(most, fabsf(b[c]));
     }
-    if (lane == 0) a.row[row] = out;
+    sum = block_sum(sum, smem);
+    const score_scale scale = score_scale_of(block_max(most, smem));
+#pragma unroll 8
+    for (int c = threadIdx.x; c < stride; c += THREADS) {
+        const float x = c < cols ? b[c] * scale.up : 0.f;
+        hi[c] = __float2half_rn(x);
+        lo[c] = __float2half_rn(x - __half2float(hi[c]));
+    }
+    if (threadIdx.x != 0) return;
+    a.ones[row] = sum;
+    a.b_unit[row] = scale.down;
 }
 
-static __global__ void late_prepare_kernel(score_args a, int n_row_blocks) {
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    late_prepare_kernel(score_args a, int n_row_blocks) {
+    __shared__ float smem[32];
     pdl_wait();
     pdl_trigger();
     const int block = blockIdx.x;
-    if (block < n_row_blocks) query_rows(a, block * QUERY_ROWS);
-    else quarter_norm(a, (block - n_row_blocks) * WARPS + threadIdx.x / 32);
+    if (block < n_row_blocks) query_rows<T>(a, block * QUERY_ROWS);
+    else split_row(a, block - n_row_blocks, smem);
 }
 
 /* e^(x - most); 1 where both are the same infinity. */
@@ -240,23 +290,27 @@ enum { LATE_ROWS = 4 * LATE_BLOCKS };
 template <typename T>
 __device__ static inline float head_dots(const score_args &a, int first, int t, int h,
                                          float (&dot)[LATE_ROWS]) {
-    const int per = sizeof(T) / 4, last = 4 * a.planes.n_blocks - 1;
-    const float *q = a.aq + (size_t)t * a.n + h * a.head_dim, *ones = a.ones + h * a.head_dim;
+    constexpr int per = sizeof(T) / 4;
+    const int last = 4 * a.planes.n_blocks - 1;
+    const float *q = a.aq + (size_t)h * a.head_dim * KERN_STATE_QUERIES + t;
+    const float *ones = a.ones + h * a.head_dim;
     float shift = 0;
 #pragma unroll
     for (int i = 0; i < LATE_ROWS; i++) dot[i] = 0;
     for (int d = 0; d < a.head_dim; d += per) {
-        const T x = *(const T *)(q + d), one = *(const T *)(ones + d);
+        const T one = *(const T *)(ones + d);
+        float x[per];
 #pragma unroll
-        for (int k = 0; k < per; k++)
-            shift = fmaf((&(const float &)x)[k], (&(const float &)one)[k], shift);
+        for (int k = 0; k < per; k++) {
+            x[k] = q[(size_t)(d + k) * KERN_STATE_QUERIES];
+            shift = fmaf(x[k], (&(const float &)one)[k], shift);
+        }
 #pragma unroll
         for (int i = 0; i < LATE_ROWS; i++) {
             const size_t row = (size_t)min(first + i, last) * a.n + h * a.head_dim + d;
             const T y = *(const T *)(a.product + row);
 #pragma unroll
-            for (int k = 0; k < per; k++)
-                dot[i] = fmaf((&(const float &)x)[k], (&(const float &)y)[k], dot[i]);
+            for (int k = 0; k < per; k++) dot[i] = fmaf(x[k], (&(const float &)y)[k], dot[i]);
         }
     }
     return shift;
@@ -336,7 +390,8 @@ __device__ static void corner(const score_args &a, int block, float *r) {
     }
 }
 
-static __global__ void mean_kernel(score_args a) {
+/* MEAN_GRID is four blocks an SM of 132. */
+static __global__ void __launch_bounds__(THREADS, 4) mean_kernel(score_args a) {
     __shared__ float smem[32];
     pdl_wait();
     pdl_trigger();
@@ -440,14 +495,14 @@ size_t kern_cuda_score_scratch_bytes(const struct kern *k, const struct kern_sco
 
 static int late(struct cuda_ctx *c, const score_args &a, bool aligned) {
     const int n_blocks = a.planes.n_blocks, n_row_blocks = (a.n + QUERY_ROWS - 1) / QUERY_ROWS;
-    const int n_norm_blocks = (4 * n_blocks + WARPS - 1) / WARPS;
-    int rc = CUDA_LAUNCH(c, late_prepare_kernel, n_row_blocks + n_norm_blocks, THREADS, 0, a,
-                         n_row_blocks);
+    const int n_prepare = n_row_blocks + a.n;
+    const bool quads = a.planes.cols % 4 == 0 && (uintptr_t)a.a % 16 == 0;
+    int rc =
+        quads ? CUDA_LAUNCH(c, late_prepare_kernel<float4>, n_prepare, THREADS, 0, a, n_row_blocks)
+              : CUDA_LAUNCH(c, late_prepare_kernel<float>, n_prepare, THREADS, 0, a, n_row_blocks);
     if (rc) return rc;
-    score_product p = {};
-    p.rows = 4 * n_blocks, p.n = a.n, p.cols = a.planes.cols;
-    p.planes = a.planes, p.w = a.b, p.w_stride = (size_t)a.planes.cols, p.out = a.product;
-    rc = cuda_score_product(c, true, aligned, p);
+    rc = cuda_score_late_product(c, aligned,
+                                 {a.planes, a.n, a.normed, a.split, a.b_unit, a.row, a.product});
     if (rc) return rc;
     const int grid = (n_blocks + LATE_BLOCKS - 1) / LATE_BLOCKS;
     if (a.head_dim % 4 == 0) return CUDA_LAUNCH(c, late_kernel<float4>, grid, LATE_THREADS, 0, a);
@@ -463,7 +518,7 @@ static int mlp(struct cuda_ctx *c, const score_args &a, bool aligned) {
     p.rows = n_blocks, p.n = a.n, p.cols = a.planes.cols, p.x = a.x;
     p.w = a.w1, p.w_stride = 2 * (size_t)a.planes.cols;
     p.row = a.row, p.unit = a.unit, p.out = a.product;
-    rc = cuda_score_product(c, false, aligned, p);
+    rc = cuda_score_product(c, aligned, p);
     if (rc) return rc;
     return CUDA_LAUNCH(c, mlp_finish_kernel, (n_blocks + THREADS - 1) / THREADS, THREADS, 0, a,
                        n_tiles(a.n));

@@ -1,8 +1,8 @@
 #ifndef TANDEM_KERNELS_CUDA_SCORE_CUH
 #define TANDEM_KERNELS_CUDA_SCORE_CUH
 
-/* What score.cu and score_product.cu share: where a sequence's states lie, and the one large
- * product. */
+/* What score.cu shares with score_late.cu and score_product.cu: where a sequence's states lie, and
+ * the one large product of each kind. */
 
 #include "kernels/cuda/cuda.cuh"
 
@@ -21,7 +21,7 @@ __device__ static inline int score_quarter_tokens(const score_planes &p, int blo
     return max(0, min(n, (int)KERN_QUARTER));
 }
 
-enum { SCORE_TILE = 128 }; /* rows and outputs of a block of the product */
+enum { SCORE_TILE = 128 }; /* rows and outputs of a block of a product */
 
 /* A row's two numbers, and a unit's four: y = d (sum + query - mean * weight) + bias, then second *
  * GELU(y). */
@@ -32,18 +32,49 @@ struct score_unit {
     float query, weight, bias, second;
 };
 
-/* out = x w^T in f32's accuracy. LATE: rows are quarters of blocks as they lie in their planes, out
- * [4 n_blocks][n]. MLP: rows are x's, out[row][tile] the sum of the tile's units' outputs. */
+/* MLP: out[row][tile] = the sum of what the tile's units give for row of x, x w^T in f32's accuracy
+ * before. */
 struct score_product {
     int rows, n, cols;
-    score_planes planes; /* LATE */
-    const float *x;      /* MLP: [rows][cols] */
+    const float *x; /* [rows][cols] */
     const float *w;
     size_t w_stride; /* floats */
     const score_row *row;
     const score_unit *unit;
     float *out;
 };
-int cuda_score_product(struct cuda_ctx *c, bool late, bool aligned, const score_product &p);
+int cuda_score_product(struct cuda_ctx *c, bool aligned, const score_product &p);
+
+/* ---- LATE ---- */
+
+enum { SCORE_STEP = 32 }; /* columns that are multiplied before they join a total */
+/* Halves from one row of the split B to the next; behind cols they are zeros. */
+__host__ __device__ static inline int score_stride(int cols) {
+    return (cols + SCORE_STEP - 1) / SCORE_STEP * SCORE_STEP;
+}
+
+/* A power of two that brings numbers of up to `most` below 2^15 and above 2^14 where f32 allows,
+ * and the one that takes it off. */
+struct score_scale {
+    float up, down;
+};
+__device__ static inline score_scale score_scale_of(float most) {
+    const uint32_t e = max(__float_as_uint(most) >> 23, 15u);
+    return {__uint_as_float((268 - e) << 23), __uint_as_float((e - 14) << 23)};
+}
+
+/* out[4 n_blocks][n] = quarters' sums as they lie in their planes times B^T in f32's accuracy, and
+ * row[4 n_blocks], what norming them needs: r = d * sum - mean. */
+struct score_late_product {
+    score_planes planes;
+    int n;
+    bool normed;
+    const __half *split; /* [2][n][score_stride(cols)]: B times powers of two, hi and lo */
+    const float *unit;   /* [n]: what takes them off */
+    score_row *row;
+    float *out;
+};
+/* E_UNSUPPORTED where the device has less shared memory than the tiles need. */
+int cuda_score_late_product(struct cuda_ctx *c, bool aligned, const score_late_product &p);
 
 #endif

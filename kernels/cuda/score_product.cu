@@ -1,12 +1,11 @@
-/* The product of a scorer: rows of states times rows of a weight, f32 in and out.
+/* The product of `mlp`: representatives of blocks times the first layer's weights, f32 in and out.
  *
- * LATE of 2,048 blocks of 4,096 columns is 8,192 x 256 x 4,096 = 8.6 G multiply-adds, the MLP 2,048
- * x 4,096 x 4,096 = 34 G. On an H200 plain FFMA would take 0.3 and 1.2 ms at its very peak. So the
- * matrix units do it, in three products of TF32: x = hi + lo with hi the upper 11 bits and lo the
- * rest, x w = lo hi' + hi lo' + hi hi'; what is left out is 2^-21 of a term (bf16 in three would
- * leave 2^-16). The units add with truncation, whose bias grows with every step: so a sum of 32
- * terms starts from zero and joins a total in f32 that rounds to nearest. By mma.sync (some 300
- * TFLOP/s of TF32): 0.17 and 0.7 ms.
+ * Of 2,048 blocks and 4,096 columns it is 2,048 x 4,096 x 4,096 = 34 G multiply-adds. On an H200
+ * plain FFMA would take 1.2 ms at its very peak. So the matrix units do it, in three products of
+ * TF32: x = hi + lo with hi the upper 11 bits and lo the rest, x w = lo hi' + hi lo' + hi hi'; what
+ * is left out is 2^-21 of a term (bf16 in three would leave 2^-16). The units add with truncation,
+ * whose bias grows with every step: so a sum of 32 terms starts from zero and joins a total in f32
+ * that rounds to nearest. By mma.sync (some 300 TFLOP/s of TF32): 0.7 ms.
  *
  * A block has 128 rows x 128 outputs, 8 warps of 64 x 32; 32 columns a stage, three stages by
  * cp.async. Which of a stage's columns a matrix step takes is free as long as both sides agree:
@@ -136,25 +135,12 @@ __device__ static inline void multiply_stage(float (&total)[4][4][4], uint32_t x
 
 /* ---- What becomes of the sums ---- */
 
-/* Element i of fragment (m, n) is row m * 16 + g + i / 2 * 8, output n * 8 + 2 t + i % 2. */
-__device__ static inline void store(const score_product &p, const float (&total)[4][4][4], int row,
-                                    int output) {
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int r = row + m * 16 + i / 2 * 8, o = output + n * 8 + i % 2;
-                if (r < p.rows && o < p.n) p.out[(size_t)r * p.n + o] = total[m][n][i];
-            }
-}
-
 __device__ static inline float gelu(float y) {
     return 0.5f * y * (1.f + erff(y * 0.707106781f));
 }
 
-/* Each row's sum over the tile's units: 8 in a lane, four lanes, four warps, in this order. */
+/* Each row's sum over the tile's units: 8 in a lane, four lanes, four warps, in this order. Element
+ * i of fragment (m, n) is row m * 16 + g + i / 2 * 8, output n * 8 + 2 t + i % 2. */
 __device__ static inline void reduce(const score_product &p, const float (&total)[4][4][4],
                                      int row_in_tile, int warp_n, int output, float *smem) {
     const int first = blockIdx.x * SCORE_TILE;
@@ -194,7 +180,7 @@ __device__ static inline void reduce(const score_product &p, const float (&total
     p.out[(size_t)(first + r) * gridDim.y + blockIdx.y] = all;
 }
 
-template <bool LATE, bool ALIGNED>
+template <bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS, 1) product_kernel(score_product p) {
     extern __shared__ __align__(128) float smem[];
     __shared__ const float *x_row[SCORE_TILE];
@@ -204,11 +190,7 @@ static __global__ void __launch_bounds__(THREADS, 1) product_kernel(score_produc
     pdl_trigger();
     if (threadIdx.x < SCORE_TILE) {
         const int r = blockIdx.x * SCORE_TILE + threadIdx.x;
-        const float *at = NULL;
-        if (r < p.rows)
-            at = LATE ? score_plane(p.planes, r / 4) + (size_t)(r % 4) * p.cols
-                      : p.x + (size_t)r * p.cols;
-        x_row[threadIdx.x] = at;
+        x_row[threadIdx.x] = r < p.rows ? p.x + (size_t)r * p.cols : (const float *)NULL;
     }
     __syncthreads();
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(smem);
@@ -228,25 +210,22 @@ static __global__ void __launch_bounds__(THREADS, 1) product_kernel(score_produc
         multiply_stage(total, stage + x_at, stage + w_at, chunk);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    const int row = warp_m * 64 + g, first = output + warp_n * 32 + 2 * t;
-    if (LATE) store(p, total, blockIdx.x * SCORE_TILE + row, first);
-    else reduce(p, total, row, warp_n, first, smem);
+    reduce(p, total, warp_m * 64 + g, warp_n, output + warp_n * 32 + 2 * t, smem);
 }
 
-template <bool LATE, bool ALIGNED> static int launch(struct cuda_ctx *c, const score_product &p) {
+template <bool ALIGNED> static int launch(struct cuda_ctx *c, const score_product &p) {
     static bool allowed[64]; /* by device */
     const dim3 grid((p.rows + SCORE_TILE - 1) / SCORE_TILE, (p.n + SCORE_TILE - 1) / SCORE_TILE);
     if (c->max_smem < SMEM_BYTES + sizeof(float *) * SCORE_TILE || grid.y > 65535)
         return E_UNSUPPORTED;
     if (c->device >= 64 || !allowed[c->device]) {
-        int rc = cuda_allow_smem(c, product_kernel<LATE, ALIGNED>, SMEM_BYTES);
+        int rc = cuda_allow_smem(c, product_kernel<ALIGNED>, SMEM_BYTES);
         if (rc) return rc;
         if (c->device < 64) allowed[c->device] = true;
     }
-    return CUDA_LAUNCH(c, (product_kernel<LATE, ALIGNED>), grid, THREADS, SMEM_BYTES, p);
+    return CUDA_LAUNCH(c, product_kernel<ALIGNED>, grid, THREADS, SMEM_BYTES, p);
 }
 
-int cuda_score_product(struct cuda_ctx *c, bool late, bool aligned, const score_product &p) {
-    if (late) return aligned ? launch<true, true>(c, p) : launch<true, false>(c, p);
-    return aligned ? launch<false, true>(c, p) : launch<false, false>(c, p);
+int cuda_score_product(struct cuda_ctx *c, bool aligned, const score_product &p) {
+    return aligned ? launch<true>(c, p) : launch<false>(c, p);
 }
