@@ -19,6 +19,9 @@ struct engine_flags {
 
 /* A table, a row an option. */
 /* clang-format off */
+#define KV_TYPE_FLAG(out)                                                                          \
+    {OPTION_STRING, "kv-type", "cache-type cache-type-k cache-type-v kv-cache-dtype -ctk -ctv", 0, \
+     out, "T", 0, 0, "of keys and values alike: f16, bf16, or q8_0, half the bytes (CPU)", "f16"}
 #define ENGINE_FLAGS(f)                                                                            \
     {OPTION_GROUP, "Model", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                                \
     {OPTION_STRING, "model", "target", 'm', &(f)->o.model_path, "PATH", 0, 0,                      \
@@ -61,8 +64,7 @@ struct engine_flags {
     {OPTION_GROUP, "Memory and batches", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                   \
     {OPTION_BYTES, "kv-memory", "kv-cache-memory-bytes", 0, &(f)->o.kv_memory_bytes, "SIZE", 0,    \
      9e15, "bytes of the KV pool, as 512M or 2GiB", "what is free"},                               \
-    {OPTION_STRING, "kv-type", "cache-type", 0, &(f)->o.kv_type, "T", 0, 0, "f16 or bf16",         \
-     "f16"},                                                                                       \
+    KV_TYPE_FLAG(&(f)->o.kv_type),                                                                 \
     {OPTION_INT, "ctx-size", "max-model-len", 'c', &(f)->o.context, "N", 0, MODEL_MAX_CONTEXT,     \
      "most tokens of a sequence", "the model's"},                                                  \
     {OPTION_INT, "max-num-seqs", "parallel", 0, &(f)->o.max_seqs, "N", 1, ENGINE_MAX_SEQS,         \

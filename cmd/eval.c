@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "cmd/cmd.h"
+#include "cmd/engine_flags.h"
 #include "cmd/eval_report.h"
 #include "cmd/options.h"
 
@@ -448,8 +449,9 @@ static int finish_flags(struct flags *f, const struct options *o) {
         f->engine.precision = KERN_REFERENCE;
     else if (strcmp(f->precision, "fast") != 0)
         return options_error(o, "--cpu-precision: '%s' is neither fast nor f32", f->precision);
-    if (f->engine.kv_type && strcmp(f->engine.kv_type, "f16") && strcmp(f->engine.kv_type, "bf16"))
-        return options_error(o, "--kv-type: '%s' is neither f16 nor bf16", f->engine.kv_type);
+    const char *kv = f->engine.kv_type;
+    if (kv && strcmp(kv, "f16") && strcmp(kv, "bf16") && strcmp(kv, "q8_0"))
+        return options_error(o, "--kv-type: '%s' is not one of f16, bf16, q8_0", kv);
     if (f->into && !f->calibrate) return options_error(o, "--calibrate-into needs --calibrate");
     if (f->svg && f->n_needles == 0)
         return options_error(o, "--svg is a map of needles; --needles is 0");
@@ -564,8 +566,7 @@ static const char after[] =
      "fast, or f32: the slow reference path", "fast"},                                             \
     {OPTION_STRING, "cpu-isa", NULL, 0, &(f)->engine.isa, "NAME", 0, 0,                            \
      "amx, avx512, avxvnni, avx2 or plain", "the best that runs here"},                            \
-    {OPTION_STRING, "kv-type", "cache-type", 0, &(f)->engine.kv_type, "T", 0, 0, "f16 or bf16",    \
-     "f16"},                                                                                       \
+    KV_TYPE_FLAG(&(f)->engine.kv_type),                                                            \
     {OPTION_DOUBLE, "budget", NULL, 0, &(f)->budget, "MINUTES", 0, 100000,                         \
      "stop asking then; what was asked stays balanced. 0: no limit", "0"},                         \
     {OPTION_INT, "seed", NULL, 0, &(f)->seed, "N", 0, 2147483647,                             \

@@ -70,8 +70,6 @@ static void show_progress(void *arg, size_t done, size_t total) {
 static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool is_host,
                       struct err *e) {
     struct log_progress bar = {0};
-    bool f32 = o->engine.precision == KERN_REFERENCE;
-    bool bf16 = o->engine.kv_type && !strcmp(o->engine.kv_type, "bf16");
     struct target_trace_options to = {.max_tokens = o->max_tokens,
                                       /* A GPU likes few large passes. */
                                       .max_rows = is_host ? 0 : KERN_MAX_ROWS,
@@ -82,13 +80,12 @@ static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool
                                       .has_spread = true,
                                       .heads = true,
                                       .max_answers = o->max_answers,
-                                      .max_answer_tokens = o->max_answer_tokens,
-                                      .kv_dtype = f32    ? KERN_F32
-                                                  : bf16 ? KERN_BF16
-                                                         : KERN_F16};
+                                      .max_answer_tokens = o->max_answer_tokens};
+    int rc = engine_kv_dtype(o->engine.kv_type, o->engine.precision, b->k, &to.kv_dtype, e);
+    if (rc) return rc;
     for (int i = 0; i < b->n_scorers; i++) to.has_first |= b->scorer_file[i]->by_first;
     struct model_caps caps = target_trace_caps(&to);
-    int rc = model_open(&b->m, b->src, NULL, b->k, &caps, show_progress, &bar, e);
+    rc = model_open(&b->m, b->src, NULL, b->k, &caps, show_progress, &bar, e);
     if (bar.what) log_progress_end(&bar);
     return rc ? rc : target_trace_open(&b->trace, &to, b->m, b->k, e);
 }

@@ -30,8 +30,8 @@ struct serving {
 /* Pages for so many sequences, twice: what was cached of a prompt must not be forgotten before its
  * second answer. */
 static size_t kv_bytes(const struct eval_bed *b, bool is_f32, int n_tokens) {
-    size_t elem = kern_dtype_block_bytes(is_f32 ? KERN_F32 : KERN_F16);
-    size_t block = model_kv_offset(&b->c, b->c.n_layers, false, elem) + 4096;
+    enum kern_dtype kv = is_f32 ? KERN_F32 : KERN_F16; /* 8 bits need less */
+    size_t block = model_kv_offset(&b->c, b->c.n_layers, false, kv) + 4096;
     return 2 * AT_ONCE * block * (size_t)(target_n_blocks(n_tokens) + 2);
 }
 

@@ -32,9 +32,12 @@ static void print_config(const struct model_source *src) {
     if (n_skip) printf(", none in %d layers", n_skip);
     printf("\nextras             %s%s%s\n", c->qkv_bias ? "QKV bias " : "",
            c->qk_norm ? "QK norm " : "", !c->qkv_bias && !c->qk_norm ? "none" : "");
-    size_t kv = 2 * (size_t)c->n_layers * (size_t)c->n_kv_heads * (size_t)c->head_dim * 2;
-    printf("KV                 %s a token in f16 (2 x layers x KV heads x head dim x 2)\n",
+    size_t heads = 2 * (size_t)c->n_layers * (size_t)c->n_kv_heads; /* K and V */
+    size_t kv = heads * kern_kv_token_bytes(KERN_F16, c->head_dim);
+    printf("KV                 %s a token in f16 (2 x layers x KV heads x head dim x 2)",
            cmd_bytes((double)kv));
+    kv = heads * kern_kv_token_bytes(KERN_Q8_0, c->head_dim);
+    printf(", %s in q8_0\n", cmd_bytes((double)kv));
     printf("fingerprint        %016llx\n", (unsigned long long)model_source_fingerprint(src));
 }
 

@@ -128,8 +128,9 @@ int plan_gain(struct plan_gain *g, const struct engine_options *o, const struct 
         .n_shallow = shallow->n_layers,
         .n_heads = c->n_heads,
         .head_dim = c->head_dim,
-        .kv_layer_bytes =
-            2 * (size_t)any->n_kv_heads * (size_t)any->head_dim * (size_t)any->elem_bytes,
+        .kv_layer_bytes = 2 * (size_t)any->n_kv_heads *
+                          ((size_t)any->head_dim * (size_t)any->elem_bytes +
+                           (size_t)any->scale_bytes / KVPOOL_BLOCK),
         .n_tokens = p->context,
         .n_kept = kept_tokens(g->n_kept, p->context),
         .batch = how->batch,

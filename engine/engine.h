@@ -39,7 +39,8 @@ struct engine_options {
     int n_threads;             /* 0: all usable */
     enum kern_precision precision;
     const char *isa;        /* see kern_options */
-    const char *kv_type;    /* "f16" (default, NULL), "bf16"; the reference path uses f32 */
+    const char *kv_type;    /* "f16" (default, NULL), "bf16", "q8_0" (8 bits, CPU): caches of target
+                               and draft; the reference path uses f32 */
     size_t kv_memory_bytes; /* of the pool's arena; 0: what is free, see engine_plan */
     int context;          /* most tokens of a sequence, refused where the pool cannot hold one such;
                              0: the model's, or as much of it as the pool holds */
@@ -76,6 +77,12 @@ void engine_close(struct engine *g);
 /* Open the backend that o->device names, by o's threads, precision and instruction set, for whoever
  * runs a model without an engine. Close it through its ops. */
 int engine_open_device(struct kern **out, const struct engine_options *o, struct err *e);
+
+/* The cache type that `name` ("f16", "bf16", "q8_0"; NULL: f16) means on backend k: F32 on the
+ * reference path. E_INVALID for another word, E_UNSUPPORTED for a type that the backend does not
+ * read. */
+int engine_kv_dtype(const char *name, enum kern_precision precision, const struct kern *k,
+                    enum kern_dtype *out, struct err *e);
 
 /* From headers alone, the same code that engine_open runs. device_free_bytes 0: this machine's. */
 int engine_plan(struct plan *out, const struct engine_options *o, size_t device_free_bytes,

@@ -1,5 +1,6 @@
 /* What opening will reserve, from options and headers alone: the one computation behind start-up,
  * `tandem plan` and the refusal of what does not fit. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -66,16 +67,43 @@ static int fill_options(struct engine_options *o, const struct model_config *c,
     return rc ? rc : target_settings_check(&o->sparse, e);
 }
 
-static int choose_kv_dtype(const struct engine_options *o, enum kern_dtype *out, struct err *e) {
-    if (o->precision == KERN_REFERENCE) {
-        *out = KERN_F32; /* whatever was asked: the reference path has no other */
-        return 0;
-    }
-    const char *t = o->kv_type ? o->kv_type : "f16";
-    if (!strcmp(t, "f16")) *out = KERN_F16;
-    else if (!strcmp(t, "bf16")) *out = KERN_BF16;
-    else return err_raise(e, E_INVALID, "kv type '%.40s': not one of f16, bf16", t);
-    return 0;
+int engine_kv_dtype(const char *name, enum kern_precision precision, const struct kern *k,
+                    enum kern_dtype *out, struct err *e) {
+    static const struct {
+        const char *name;
+        enum kern_dtype t;
+    } types[] = {{"f16", KERN_F16}, {"bf16", KERN_BF16}, {"q8_0", KERN_Q8_0}};
+    struct kern_device_info info;
+    if (!name) name = types[0].name;
+    int i = 0, n = sizeof types / sizeof *types;
+    while (i < n && strcmp(types[i].name, name)) i++;
+    if (i == n) return err_raise(e, E_INVALID, "kv type '%.40s': not one of f16, bf16, q8_0", name);
+    *out =
+        precision == KERN_REFERENCE ? KERN_F32 : types[i].t; /* the reference path has no other */
+    k->ops->info(k, &info);
+    if (info.kv_types >> *out & 1) return 0;
+    char reads[64] = "";
+    for (int t = 0; t < n; t++)
+        if (info.kv_types >> types[t].t & 1)
+            snprintf(reads + strlen(reads), sizeof reads - strlen(reads), " %s", types[t].name);
+    return err_raise(e, E_UNSUPPORTED,
+                     "kv type %s: the %s backend does not read it; of these it reads:%s (--kv-type)"
+                     "; --device cpu reads all",
+                     name, k->ops->backend, reads);
+}
+
+/* A page of n_layers layers of a model. */
+static struct kvpool_page_shape page_shape(const struct model_config *c, int n_layers,
+                                           enum kern_dtype kv) {
+    size_t head = model_kv_head_bytes(c, kv);
+    int elem = kv == KERN_Q8_0 ? 1 : (int)kern_dtype_block_bytes(kv);
+    return (struct kvpool_page_shape){
+        .n_layers = n_layers,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .elem_bytes = elem,
+        .scale_bytes = (int)(head - (size_t)(KERN_BLOCK * c->head_dim * elem)),
+    };
 }
 
 static void split_layers(struct engine_sizes *s, const struct model_config *c) {
@@ -89,12 +117,7 @@ static void split_layers(struct engine_sizes *s, const struct model_config *c) {
         s->group_class[s->n_groups] = groups[i].cls;
         s->group_first[s->n_groups] = groups[i].first;
         s->group_layers[s->n_groups++] = groups[i].n;
-        s->pool.shape[groups[i].cls] = (struct kvpool_page_shape){
-            .n_layers = groups[i].n,
-            .n_kv_heads = c->n_kv_heads,
-            .head_dim = c->head_dim,
-            .elem_bytes = (int)kern_dtype_block_bytes(s->kv_dtype),
-        };
+        s->pool.shape[groups[i].cls] = page_shape(c, groups[i].n, s->kv_dtype);
     }
     /* Every row reads the shallow pages, so they are what is always there. */
     const struct kern_plane plane = engine__states_shape(s);
@@ -226,12 +249,7 @@ static int add_draft(struct engine_sizes *s, const struct model_source *src,
         .window = s->o.draft_window,
         .kv_dtype = s->kv_dtype,
     };
-    s->pool.shape[KVPOOL_DRAFT] = (struct kvpool_page_shape){
-        .n_layers = c->n_layers,
-        .n_kv_heads = c->n_kv_heads,
-        .head_dim = c->head_dim,
-        .elem_bytes = (int)kern_dtype_block_bytes(s->kv_dtype),
-    };
+    s->pool.shape[KVPOOL_DRAFT] = page_shape(c, c->n_layers, s->kv_dtype);
     int rc = proposer_sizes(&s->draft, &s->proposer, draft, &borrow, k, e);
     return rc ? err_prefix(e, rc, "draft") : 0;
 }
@@ -254,7 +272,7 @@ int engine__sizes(struct engine_sizes *s, struct plan *plan, const struct engine
     memset(s, 0, sizeof *s);
     s->o = *o;
     int rc = fill_options(&s->o, c, scorer, e);
-    if (!rc) rc = choose_kv_dtype(&s->o, &s->kv_dtype, e);
+    if (!rc) rc = engine_kv_dtype(s->o.kv_type, s->o.precision, k, &s->kv_dtype, e);
     if (rc) return rc;
     s->vocab = c->vocab;
     s->model_layers = c->n_layers;

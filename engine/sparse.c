@@ -454,7 +454,7 @@ double engine__sparse_kv(const struct engine *g, const struct engine_request *r,
 void engine__sparse_count(struct engine *g, struct engine_request *r) {
     const struct model_config *c = model_get_config(g->model);
     uint64_t n = (uint64_t)(r->n_kv + r->n_rows);
-    uint64_t head = 2 * (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t head = 2 * kern_kv_token_bytes(g->sizes.kv_dtype, c->head_dim);
     uint64_t layer = (uint64_t)c->n_kv_heads * head;
     uint64_t deep = (uint64_t)n_deep(g), all = (uint64_t)c->n_layers;
     if (!engine__decodes(r)) {
@@ -470,7 +470,7 @@ void engine__sparse_listed(const struct engine *g, const struct engine_request *
                            struct engine_answer_kv *out) {
     const struct model_config *c = model_get_config(g->model);
     int n = r->n_kv + r->n_rows, n_blocks = target_n_blocks(n);
-    uint64_t half = (uint64_t)c->head_dim * kern_dtype_block_bytes(g->sizes.kv_dtype);
+    uint64_t half = kern_kv_token_bytes(g->sizes.kv_dtype, c->head_dim);
     uint64_t heads = (uint64_t)c->n_kv_heads, deep = (uint64_t)n_deep(g);
     uint64_t both =
         (uint64_t)(n_blocks * KVPOOL_BLOCK + n); /* K's page whole, V as far as it goes */

@@ -45,6 +45,12 @@ size_t kern_dtype_bytes(enum kern_dtype t, size_t n) {
     return n / block * (size_t)dtype(t)->bytes;
 }
 
+size_t kern_kv_token_bytes(enum kern_dtype t, int head_dim) {
+    size_t n = (size_t)head_dim;
+    if (t == KERN_Q8_0) return (n + 3) / 4 * 4 + (n + 31) / 32 * 2;
+    return dtype(t)->block == 1 ? n * (size_t)dtype(t)->bytes : 0;
+}
+
 static uint16_t read_u16(const uint8_t *p) {
     return (uint16_t)(p[0] | p[1] << 8);
 }

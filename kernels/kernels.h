@@ -56,6 +56,11 @@ size_t kern_dtype_bytes(enum kern_dtype t, size_t n);
 /* Write n weights of a file's bytes as f32 (plain C, exact; n a multiple of the block). */
 void kern_dequantize(enum kern_dtype t, const void *src, float *dst, size_t n);
 
+/* Bytes of one token's K, or V, of one head in a cache of type t (0: no cache is of it); a head's K
+ * or V of a block takes KERN_BLOCK times that. Q8_0: a byte an element, head_dim rounded up to 4,
+ * and an f16 scale for every 32 of them (the last ones may be fewer). */
+size_t kern_kv_token_bytes(enum kern_dtype t, int head_dim);
+
 enum {
     KERN_BLOCK = 64,   /* tokens of a KV block (page) */
     KERN_QUARTER = 16, /* tokens of a quarter of a block */
@@ -103,12 +108,13 @@ struct kern_act {
  * page_stride (the pool's ids count units of 1,024 bytes, so page_stride is that unit); this
  * layer's K of head h at + k_offset + h * head_stride, V at + v_offset + h * head_stride. K and V
  * of one head and block are KERN_BLOCK x head_dim elements; the order inside is the backend's own
- * (the CPU backend keeps K as [head_dim][64], V as [64][head_dim]; CUDA: kernels/cuda/page.cuh). */
+ * (the CPU backend keeps K as [head_dim][64], V as [64][head_dim], 8-bit ones as
+ * kernels/cpu/attention_q8.h says; CUDA: kernels/cuda/page.cuh). */
 struct kern_kv {
     void *base;                             /* backend memory */
     size_t page_stride;                     /* bytes */
     size_t k_offset, v_offset, head_stride; /* bytes */
-    enum kern_dtype dtype;                  /* F16, BF16, or F32 on the reference path */
+    enum kern_dtype dtype;                  /* one of kern_device_info.kv_types */
     int n_kv_heads, head_dim;
 };
 
@@ -377,6 +383,7 @@ struct kern_device_info {
     size_t own_bytes;    /* that the backend took for itself when it was opened */
     bool is_host;        /* the device's memory is the host's */
     bool quarters;       /* attention reads quarters of blocks, and tells their mass */
+    uint32_t kv_types;   /* bit t: attention reads caches of kern_dtype t */
     bool records;        /* record_begin keeps recordings: a few idle rows are cheaper than another
                             shape of pass */
 };

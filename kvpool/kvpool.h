@@ -34,13 +34,13 @@ enum {
     KVPOOL_SHARED_TAIL = 32, /* after a prefix hit at least so many prompt tokens are recomputed */
 };
 
-/* Geometry of one class's page: [layer][K or V][kv head][64][head_dim] elements, and behind them
+/* Geometry of one class's page: [layer][K or V][kv head] of 64 x head_dim elements, and behind them
  * what else a block is remembered by: bytes that its user alone interprets. */
 struct kvpool_page_shape {
     int n_layers; /* 0: the class is not used */
     int n_kv_heads, head_dim;
-    int elem_bytes;  /* 2 or 4 */
-    int scale_bytes; /* bytes of a scale plane per (layer, K or V, head); 0 until 8-bit KV */
+    int elem_bytes;  /* 1, 2 or 4 */
+    int scale_bytes; /* behind the elements of each (layer, K or V, head): scales of 8-bit KV */
     int state_bytes; /* behind K and V: representatives of the block (target/); 0: none */
 };
 /* Bytes of a page, rounded up to KVPOOL_ALIGN; 0 where the product overflows. */

@@ -53,13 +53,12 @@ static struct kern_lists lists_of(const struct model_group *g, int i) {
 
 /* Where a layer's K and V lie in its group's pages. */
 static struct kern_kv kv_of(const struct model_config *c, const struct model_group *g, int layer) {
-    size_t elem = kern_dtype_block_bytes(g->kv_dtype);
     return (struct kern_kv){
         .base = g->arena,
         .page_stride = 1024,
-        .k_offset = model_kv_offset(c, layer - g->first_layer, false, elem),
-        .v_offset = model_kv_offset(c, layer - g->first_layer, true, elem),
-        .head_stride = (size_t)KERN_BLOCK * (size_t)c->head_dim * elem,
+        .k_offset = model_kv_offset(c, layer - g->first_layer, false, g->kv_dtype),
+        .v_offset = model_kv_offset(c, layer - g->first_layer, true, g->kv_dtype),
+        .head_stride = model_kv_head_bytes(c, g->kv_dtype),
         .dtype = g->kv_dtype,
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,

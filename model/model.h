@@ -120,11 +120,14 @@ int model_check_pair(const struct model_source *target, const struct tokenizer *
 const struct kern_weight *model_embedding(const struct model *m);
 const struct kern_weight *model_head(const struct model *m);
 
-/* Shape of one KV page of `n_layers` layers of this model, elem_bytes 2 or 4: [layer][K, V][kv
- * head][64] [head_dim]. Byte offsets inside a page for a layer of the group: */
+/* Shape of one KV page of `n_layers` layers of this model: [layer][K, V][kv head], each of
+ * model_kv_head_bytes. Byte offsets inside a page for a layer of the group: */
+static inline size_t model_kv_head_bytes(const struct model_config *c, enum kern_dtype kv) {
+    return KERN_BLOCK * kern_kv_token_bytes(kv, c->head_dim);
+}
 static inline size_t model_kv_offset(const struct model_config *c, int layer_in_group, bool value,
-                                     size_t elem_bytes) {
-    size_t plane = (size_t)c->n_kv_heads * 64 * (size_t)c->head_dim * elem_bytes;
+                                     enum kern_dtype kv) {
+    size_t plane = (size_t)c->n_kv_heads * model_kv_head_bytes(c, kv);
     return (2 * (size_t)layer_in_group + (value ? 1 : 0)) * plane;
 }
 

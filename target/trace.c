@@ -83,14 +83,13 @@ static int check(const struct target_trace_options *o, const struct model *m, st
 static void layout_groups(struct target_trace *t) {
     const struct model_config *c = t->c;
     int s = t->o.select_layer;
-    size_t elem = kern_dtype_block_bytes(t->o.kv_dtype);
     t->n_groups = s ? 2 : 1;
     for (int g = 0; g < t->n_groups; g++) {
         bool deep = g == t->n_groups - 1;
         t->group_first[g] = deep ? s : 0;
         t->group_layers[g] = deep ? c->n_layers - s : s;
         t->page_bytes[g] =
-            align_up(model_kv_offset(c, t->group_layers[g], false, elem), TRACE_PAGE_UNIT);
+            align_up(model_kv_offset(c, t->group_layers[g], false, t->o.kv_dtype), TRACE_PAGE_UNIT);
     }
 }
 

@@ -37,7 +37,7 @@ struct target_trace_options {
     bool heads;                  /* target_trace_look will be called */
     int max_answers;             /* of target_trace_answers, 0..TARGET_TRACE_LOOK; 0: not called */
     int max_answer_tokens;       /* of each, what is forced and what is drawn together */
-    enum kern_dtype kv_dtype;    /* F16 or BF16; F32 on the reference path */
+    enum kern_dtype kv_dtype;    /* one that the backend reads; F32 on the reference path */
 };
 
 /* What the model must be opened with to be traced (model_open). */

@@ -32,11 +32,54 @@ float abed_rounded(enum kern_dtype t, float x) {
            : t == KERN_BF16 ? bf16_to_f32(f32_to_bf16(x))
                             : x;
 }
+
+/* A group of up to 32 elements by the law of 8 bits: the scale is returned. */
+static uint16_t q8_group(const float *x, int n, int8_t *q) {
+    float top = 0;
+    for (int i = 0; i < n; i++) top = fmaxf(top, fabsf(x[i]));
+    uint16_t h = f32_to_f16(top / 127);
+    while (f16_to_f32(h) < top / 127) h++;
+    for (int i = 0; i < n; i++) q[i] = h ? (int8_t)rintf(x[i] * (1 / f16_to_f32(h))) : 0;
+    return h;
+}
+
+void abed_round_head(enum kern_dtype t, const float *x, int hd, float *out) {
+    int8_t q[32];
+    for (int d = 0; d < hd && t != KERN_Q8_0; d++) out[d] = abed_rounded(t, x[d]);
+    for (int d = 0; d < hd && t == KERN_Q8_0; d += 32) {
+        int n = hd - d < 32 ? hd - d : 32;
+        float scale = f16_to_f32(q8_group(x + d, n, q));
+        for (int i = 0; i < n; i++) out[d + i] = scale * (float)q[i];
+    }
+}
+
+/* Key (what 2) or value (3) of a token before the cache. */
+static float raw_at(const struct abed *c, int s, int what, int position, int head, int d) {
+    return abed_value(c->seq[s].salt, what, position, head * 256 + d);
+}
+
+/* And after it. Of 8 bits the last token is remembered, as elements are asked for in order. */
+static float kept(const struct abed *c, int s, int what, int position, int head, int d) {
+    static uint64_t last[2][4];
+    static float values[2][KERN_MAX_HEAD_DIM];
+    float raw[KERN_MAX_HEAD_DIM];
+    int at = what - 2;
+    if (c->s.dtype != KERN_Q8_0)
+        return abed_rounded(c->s.dtype, raw_at(c, s, what, position, head, d));
+    const uint64_t now[4] = {c->seq[s].salt, (uint64_t)position, (uint64_t)head,
+                             (uint64_t)c->s.head_dim};
+    if (memcmp(last[at], now, sizeof now) != 0) {
+        for (int i = 0; i < c->s.head_dim; i++) raw[i] = raw_at(c, s, what, position, head, i);
+        abed_round_head(KERN_Q8_0, raw, c->s.head_dim, values[at]);
+        memcpy(last[at], now, sizeof now);
+    }
+    return values[at][d];
+}
 float abed_k_at(const struct abed *c, int s, int position, int head, int d) {
-    return abed_rounded(c->s.dtype, abed_value(c->seq[s].salt, 2, position, head * 256 + d));
+    return kept(c, s, 2, position, head, d);
 }
 float abed_v_at(const struct abed *c, int s, int position, int head, int d) {
-    return abed_rounded(c->s.dtype, abed_value(c->seq[s].salt, 3, position, head * 256 + d));
+    return kept(c, s, 3, position, head, d);
 }
 
 static bool listed(const struct abed_seq *q, int block) {
@@ -54,12 +97,39 @@ void abed_put(enum kern_dtype t, uint8_t *p, size_t i, float x) {
     else memcpy(p + i * 2, &h, 2);
 }
 
+void abed_put_q8(int hd, uint8_t *plane, bool is_v, int t, const float *x, bool poison) {
+    int width = (hd + 3) / 4 * 4;
+    for (int d = 0; d < hd; d += 32) {
+        int8_t q[32] = {0};
+        int n = hd - d < 32 ? hd - d : 32;
+        uint16_t scale = poison ? 0x7e00 : q8_group(x + d, n, q);
+        memcpy(plane + KERN_BLOCK * width + (d / 32 * KERN_BLOCK + t) * 2, &scale, 2);
+        for (int i = d; i < d + n; i++) {
+            int at = is_v ? (t / 2 * width + i) * 2 + t % 2 : (i / 4 * KERN_BLOCK + t) * 4 + i % 4;
+            plane[at] = (uint8_t)(is_v ? q[i - d] : q[i - d] + 128);
+        }
+    }
+}
+
+static void fill_head_q8(const struct abed *c, int s, int block, int h, uint8_t *k, uint8_t *v) {
+    float x[2][KERN_MAX_HEAD_DIM];
+    for (int t = 0; t < KERN_BLOCK; t++) {
+        int position = block * KERN_BLOCK + t;
+        bool real = position < c->seq[s].length;
+        for (int i = 0; i < 2; i++)
+            for (int d = 0; d < c->s.head_dim; d++) x[i][d] = raw_at(c, s, 2 + i, position, h, d);
+        abed_put_q8(c->s.head_dim, k, false, t, x[0], !real);
+        abed_put_q8(c->s.head_dim, v, true, t, x[1], !real);
+    }
+}
+
 /* Page ids are handed out in a scrambled order, and a page spans whole pages of the OS. */
 static void fill_block(struct abed *c, int s, int block, int page) {
     for (int h = 0; h < c->s.n_kv; h++) {
         uint8_t *base = c->arena + (size_t)page * c->kv.page_stride + (size_t)h * c->kv.head_stride;
         uint8_t *k = base + c->kv.k_offset, *v = base + c->kv.v_offset;
-        for (int t = 0; t < KERN_BLOCK; t++)
+        if (c->s.dtype == KERN_Q8_0) fill_head_q8(c, s, block, h, k, v);
+        for (int t = 0; t < KERN_BLOCK && c->s.dtype != KERN_Q8_0; t++)
             for (int d = 0; d < c->s.head_dim; d++) {
                 int position = block * KERN_BLOCK + t;
                 bool real = position < c->seq[s].length;
@@ -92,7 +162,7 @@ struct abed *abed_make(struct abed_shape s, const struct abed_seq *seqs, int n_s
         *(seqs[i].prompt ? &c->b.rows.n_prompt : &c->b.rows.n_gen) += seqs[i].n_rows;
     }
     assert_true(c->n_rows <= ABED_MAX_ROWS);
-    size_t es = abed_element_bytes(s.dtype), head = (size_t)s.head_dim * KERN_BLOCK * es;
+    size_t head = KERN_BLOCK * kern_kv_token_bytes(s.dtype, s.head_dim);
     c->kv = (struct kern_kv){.page_stride =
                                  (2 * head * (size_t)s.n_kv + OS_PAGE - 1) / OS_PAGE * OS_PAGE,
                              .v_offset = head * (size_t)s.n_kv,
@@ -187,6 +257,7 @@ void abed_run(struct kern *k, struct abed *c, const struct kern_attn_taps *taps)
     uint8_t *scratch = aligned_alloc(64, all);
     assert_non_null(scratch);
     memset(scratch, 0xa5, all);
+    c->fast = cpu_ctx(k)->precision == KERN_FAST;
     size_t n = (size_t)(c->n_rows * c->s.n_heads * c->s.head_dim);
     for (size_t i = 0; i < n; i++) c->out[i] = NAN;
     assert_int_equal(k->ops->attention(k, &c->b, &c->lists, c->s.n_heads, scale_of(c), c->qkv,
@@ -209,6 +280,22 @@ static bool twin_sees(const struct abed *c, int row, int position, const uint64_
     return ancestors[row] >> (position - first) & 1;
 }
 
+/* The query of a row, scaled. */
+static void twin_query(const struct abed *c, int row, int head, double *out) {
+    int hd = c->s.head_dim;
+    const float *q =
+        c->qkv + (size_t)row * (size_t)((c->s.n_heads + 2 * c->s.n_kv) * hd) + head * hd;
+    bool quantized = c->s.dtype == KERN_Q8_0 && c->fast && row < c->b.rows.n_gen;
+    for (int d = 0; d < hd; d++) out[d] = (double)q[d] * (double)scale_of(c);
+    for (int d = 0; d < hd && quantized; d += 32) {
+        int n = hd - d < 32 ? hd - d : 32;
+        float top = 0;
+        for (int i = d; i < d + n; i++) top = fmaxf(top, fabsf(q[i] * scale_of(c)));
+        for (int i = d; i < d + n; i++)
+            out[i] = (double)(rintf(q[i] * scale_of(c) * (32258 / top)) * (top / 32258));
+    }
+}
+
 /* Output of one row and query head; share[block] (NULL: not) gets the attention mass by block,
  * abed_quarter_share[4 block + i] that of its quarters. */
 double abed_quarter_share[32 * 4];
@@ -216,16 +303,14 @@ double abed_quarter_share[32 * 4];
 void abed_twin(const struct abed *c, int row, int head, const uint64_t *ancestors, double *o,
                double *share) {
     int s = c->row_seq[row], hd = c->s.head_dim, kv_head = head / (c->s.n_heads / c->s.n_kv);
-    const float *q =
-        c->qkv + (size_t)row * (size_t)((c->s.n_heads + 2 * c->s.n_kv) * hd) + head * hd;
+    double q[KERN_MAX_HEAD_DIM];
+    twin_query(c, row, head, q);
     double *score = malloc((size_t)c->seq[s].length * sizeof *score), top = -INFINITY, sum = 0;
     for (int p = 0; p < c->seq[s].length; p++) {
         score[p] = -INFINITY;
         if (!twin_sees(c, row, p, ancestors)) continue;
         score[p] = 0;
-        for (int d = 0; d < hd; d++)
-            score[p] += (double)q[d] * (double)abed_k_at(c, s, p, kv_head, d);
-        score[p] *= (double)scale_of(c);
+        for (int d = 0; d < hd; d++) score[p] += q[d] * (double)abed_k_at(c, s, p, kv_head, d);
         if (score[p] > top) top = score[p];
     }
     for (int d = 0; d < hd; d++) o[d] = 0;
@@ -274,6 +359,10 @@ struct kern *abed_open(const char *name, int n_threads) {
 
 double abed_prompt_tolerance(const char *name, enum kern_dtype t) {
     return strcmp(name, "amx") || t == KERN_F32 ? ABED_F32_TOLERANCE : 3e-2;
+}
+
+double abed_gen_tolerance(const char *name, enum kern_dtype t) {
+    return t == KERN_Q8_0 && strcmp(name, "reference") ? 3e-4 : ABED_F32_TOLERANCE;
 }
 
 XXH64_hash_t abed_row_hash(const struct abed *c, int row) {

@@ -8,6 +8,11 @@
  * of the weights), sums of up to 1300 weights alike. The AMX kernel rounds Q, K, P and V to bf16
  * (2^-9 relative each), hence 3e-2 there.
  *
+ * 8-bit pages: the twin reads the values that the law of kernels/cpu/attention_q8.h leaves of them,
+ * and for generated rows of a fast table the query, too. Weights of values are then rounded to
+ * 2^-16 of a page's largest: at most 64 such errors of |v| <= 1, as random as the values are, hence
+ * 3e-4.
+ *
  * Pages: unlisted ones are made inaccessible, so a single touch ends the test; what lies behind a
  * sequence's end is NaN, so a single product with it shows. */
 
@@ -48,6 +53,7 @@ struct abed {
     uint8_t *arena;
     size_t arena_bytes;
     float *qkv, *out;
+    bool fast; /* the table that ran last quantises queries where pages are of 8 bits */
 };
 
 /* Sequences of generated rows must come first. */
@@ -57,11 +63,15 @@ void abed_discard(struct abed *c);
 /* Key and value element of a token, as its page holds it; element i of a plane is set to x. */
 float abed_k_at(const struct abed *c, int s, int position, int head, int d);
 float abed_v_at(const struct abed *c, int s, int position, int head, int d);
-float abed_rounded(enum kern_dtype t, float x);
+float abed_rounded(enum kern_dtype t, float x); /* not of 8 bits */
+/* What a cache of type t keeps of a token's head. */
+void abed_round_head(enum kern_dtype t, const float *x, int head_dim, float *out);
 /* In [-1, 1), a mix of the arguments. */
 float abed_value(uint64_t salt, int what, int position, int i);
 size_t abed_element_bytes(enum kern_dtype t);
 void abed_put(enum kern_dtype t, uint8_t *p, size_t i, float x);
+/* A token's K or V into place t of an 8-bit plane; poison: NaN for all of it. */
+void abed_put_q8(int head_dim, uint8_t *plane, bool is_v, int t, const float *x, bool poison);
 
 /* Into c->out; checks that nothing behind the scratch is written, and packed rows. */
 void abed_run(struct kern *k, struct abed *c, const struct kern_attn_taps *taps);
@@ -79,6 +89,7 @@ void abed_check(const struct abed *c, const uint64_t *ancestors, double gen_tole
 extern const char *const abed_names[ABED_N_NAMES];
 struct kern *abed_open(const char *name, int n_threads);
 double abed_prompt_tolerance(const char *name, enum kern_dtype t);
+double abed_gen_tolerance(const char *name, enum kern_dtype t);
 
 /* Of a row of c->out. */
 XXH64_hash_t abed_row_hash(const struct abed *c, int row);

@@ -63,7 +63,9 @@ static struct runner *open_runner(const struct runner_options *like, int max_tok
                                .max_tokens = max_tokens,
                                .n_seqs = n_seqs,
                                .max_rows = 256,
-                               .kv = like->precision == KERN_REFERENCE ? KERN_F32 : KERN_F16,
+                               .kv = like->precision == KERN_REFERENCE ? KERN_F32
+                                     : like->kv == KERN_Q8_0           ? KERN_Q8_0
+                                                                       : KERN_F16,
                                .select_layer = like->select_layer};
     return runner_open(&o);
 }

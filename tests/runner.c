@@ -214,7 +214,7 @@ struct runner *runner_open(const struct runner_options *o) {
     r->group_first[1] = r->group_layers[0];
     r->group_layers[1] = c->n_layers - r->group_layers[0];
     for (int g = 0; g < r->n_groups; g++) {
-        size_t bytes = model_kv_offset(c, r->group_layers[g], false, kern_dtype_block_bytes(o->kv));
+        size_t bytes = model_kv_offset(c, r->group_layers[g], false, o->kv);
         r->page_bytes[g] = (bytes + PAGE_UNIT - 1) / PAGE_UNIT * PAGE_UNIT;
         shuffle_pages(r, g);
     }
@@ -428,7 +428,6 @@ static void read_plane(const struct runner *r, const struct kern_kv *kv, int pag
 
 uint64_t runner_kv_hash(struct runner *r, int seq, int n) {
     const struct model_config *c = runner_config(r);
-    size_t elem = kern_dtype_block_bytes(r->o.kv);
     float *tile = take((size_t)KERN_BLOCK * (size_t)c->head_dim, sizeof(float));
     XXH3_state_t *h = XXH3_createState();
     XXH3_64bits_reset(h);
@@ -436,9 +435,9 @@ uint64_t runner_kv_hash(struct runner *r, int seq, int n) {
         for (int layer = 0; layer < r->group_layers[g]; layer++) {
             struct kern_kv kv = {.base = r->arena[g],
                                  .page_stride = PAGE_UNIT,
-                                 .k_offset = model_kv_offset(c, layer, false, elem),
-                                 .v_offset = model_kv_offset(c, layer, true, elem),
-                                 .head_stride = (size_t)KERN_BLOCK * (size_t)c->head_dim * elem,
+                                 .k_offset = model_kv_offset(c, layer, false, r->o.kv),
+                                 .v_offset = model_kv_offset(c, layer, true, r->o.kv),
+                                 .head_stride = model_kv_head_bytes(c, r->o.kv),
                                  .dtype = r->o.kv,
                                  .n_kv_heads = c->n_kv_heads,
                                  .head_dim = c->head_dim};

@@ -97,7 +97,7 @@ static void hash_page(const struct bed *b, const struct engine_kv_view *v, const
                       int n_layers, int n, XXH3_state_t *state) {
     static float values[KERN_BLOCK * KERN_MAX_HEAD_DIM];
     bool cpu = !strcmp(v->kern->ops->backend, "cpu");
-    size_t head = (size_t)KERN_BLOCK * (size_t)b->head_dim * kern_dtype_block_bytes(v->dtype);
+    size_t head = KERN_BLOCK * kern_kv_token_bytes(v->dtype, b->head_dim);
     size_t plane = head * (size_t)b->n_kv_heads;
     for (int layer = 0; layer < n_layers; layer++) {
         struct kern_kv kv = {.base = (void *)(uintptr_t)page,
@@ -124,8 +124,8 @@ static void keep_kv(void *arg, const struct engine_request *request,
     if (!r) return;
     XXH3_state_t *state = XXH3_createState();
     XXH3_64bits_reset(state);
-    size_t layer = 2 * (size_t)b->n_kv_heads * KERN_BLOCK * (size_t)b->head_dim *
-                   kern_dtype_block_bytes(v->dtype);
+    size_t layer =
+        2 * (size_t)b->n_kv_heads * KERN_BLOCK * kern_kv_token_bytes(v->dtype, b->head_dim);
     for (int g = 0; g < v->n_groups; g++)
         for (int at = 0; at < v->n_kv && v->group[g].n_layers > 0; at += KERN_BLOCK) {
             int n_layers = v->group[g].n_layers, n = v->n_kv - at;

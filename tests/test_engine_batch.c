@@ -182,8 +182,8 @@ static void rows_equal(enum kern_dtype dtype, const char *kv_type) {
 static void test_engine_rows_equal_f32(void) {
     rows_equal(KERN_F32, "f16");
 }
-static void test_engine_rows_equal_q4_1(void) {
-    rows_equal(KERN_Q4_1, "f16");
+static void test_engine_rows_equal_q4_1_kv_q8_0(void) {
+    rows_equal(KERN_Q4_1, "q8_0");
 }
 static void test_engine_rows_equal_q8_0_bf16(void) {
     rows_equal(KERN_Q8_0, "bf16");
@@ -542,7 +542,7 @@ static void test_engine_soak(void) {
 
 const struct test tests[] = {
     {"engine_rows_equal_f32", TEST_QUICK, 60000, test_engine_rows_equal_f32},
-    {"engine_rows_equal_q4_1", TEST_QUICK, 60000, test_engine_rows_equal_q4_1},
+    {"engine_rows_equal_q4_1_kv_q8_0", TEST_QUICK, 60000, test_engine_rows_equal_q4_1_kv_q8_0},
     {"engine_rows_equal_q8_0_bf16", TEST_QUICK, 60000, test_engine_rows_equal_q8_0_bf16},
     {"engine_queue_full", TEST_QUICK, 60000, test_engine_queue_full},
     {"engine_no_starvation", TEST_QUICK, 60000, test_engine_no_starvation},

@@ -252,6 +252,37 @@ static void test_engine_device_lost_idle(void) {
     bed_close_tiny(&b);
 }
 
+/* A device that reads no 8-bit caches says so at the start, and in a plan, and what to do. */
+static void test_engine_device_kv_types(void) {
+    struct tiny_options t = *target();
+    struct engine_options o;
+    struct engine *g;
+    struct plan p;
+    struct err e = {0};
+    watch_reset(false);
+    watch.kv_types = 1u << KERN_F16 | 1u << KERN_BF16;
+    tiny_engine_options(&o);
+    o.model_path = tiny_model_file(&t);
+    o.kv_type = "q8_0";
+    assert_int_equal(engine_open(&g, &o, NULL, NULL, &e), E_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "kv type q8_0"));
+    assert_non_null(strstr(e.message, "reads: f16 bf16"));
+    assert_non_null(strstr(e.message, "--device cpu"));
+    assert_int_equal(engine_plan(&p, &o, 0, &e), E_UNSUPPORTED);
+    o.kv_type = "bf16";
+    assert_ok(engine_plan(&p, &o, 0, &e), e);
+    watch.kv_types = 0;
+    /* Half the bytes and the scales: 2 KV heads of 16, one scale of 2 bytes. */
+    struct plan q;
+    o.kv_type = "q8_0";
+    assert_ok(engine_plan(&q, &o, 0, &e), e);
+    int n_layers = q.pool.shape[KVPOOL_DEEP].n_layers;
+    assert_int_equal(kvpool_page_bytes(&q.pool.shape[KVPOOL_DEEP]),
+                     (size_t)(n_layers * 2 * 2 * 64 * (16 + 2) + 1023) / 1024 * 1024);
+    assert_true(q.tokens_fit * 10 > p.tokens_fit * 16);
+    unlink(o.model_path);
+}
+
 const struct test tests[] = {
     {"engine_device_equal", TEST_QUICK, 120000, test_engine_device_equal},
     {"engine_device_equal_gumbel", TEST_QUICK, 120000, test_engine_device_equal_gumbel},
@@ -261,5 +292,6 @@ const struct test tests[] = {
     {"engine_device_lost", TEST_QUICK, 60000, test_engine_device_lost},
     {"engine_device_lost_late", TEST_QUICK, 60000, test_engine_device_lost_late},
     {"engine_device_lost_idle", TEST_QUICK, 60000, test_engine_device_lost_idle},
+    {"engine_device_kv_types", TEST_QUICK, 20000, test_engine_device_kv_types},
     {0},
 };

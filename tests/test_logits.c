@@ -9,7 +9,8 @@
 
 #include "tests/harness.h"
 
-static const struct runner_options reference = {.precision = KERN_REFERENCE}, fast;
+static const struct runner_options reference = {.precision = KERN_REFERENCE}, fast,
+                                   kv_q8_0 = {.kv = KERN_Q8_0};
 
 static void test_logits_reference(void) {
     golden_load();
@@ -36,16 +37,23 @@ static void test_logits_reference_long(void) {
  * class. */
 #define LLAMA_KL 4.29e-3
 
-static void test_logits_fast(void) {
+static void check_fast(const struct runner_options *o, const char *what, bool as_prompt) {
     golden_load();
-    for (int as_prompt = 0; as_prompt < 2; as_prompt++) {
-        double mean, worst;
-        int n_top;
-        golden_measure(&fast, as_prompt, golden_n, &mean, &worst, &n_top);
-        fprintf(stderr, "  fast path, %s rows: KL mean %.2e worst %.2e, top-1 equal %d/%d\n",
-                as_prompt ? "prompt" : "generated", mean, worst, n_top, golden_n);
-        assert_true(mean <= 1.2 * LLAMA_KL);
-    }
+    double mean, worst;
+    int n_top;
+    golden_measure(o, as_prompt, golden_n, &mean, &worst, &n_top);
+    fprintf(stderr, "  %s, %s rows: KL mean %.2e worst %.2e, top-1 equal %d/%d\n", what,
+            as_prompt ? "prompt" : "generated", mean, worst, n_top, golden_n);
+    assert_true(mean <= 1.2 * LLAMA_KL);
+}
+
+static void test_logits_fast(void) {
+    for (int as_prompt = 0; as_prompt < 2; as_prompt++) check_fast(&fast, "fast path", as_prompt);
+}
+
+/* Caches of 8 bits, held to the same bound. */
+static void test_logits_kv_q8_0(void) {
+    check_fast(&kv_q8_0, "fast path, q8_0 caches", true);
 }
 
 static uint64_t feed(int chunk, int n_others, int n_threads, bool prompt, bool record) {
@@ -70,6 +78,7 @@ const struct test tests[] = {
     {"logits_reference", TEST_FULL, 240000, test_logits_reference},
     {"logits_reference_long", TEST_LONG, 1500000, test_logits_reference_long},
     {"logits_fast", TEST_FULL, 240000, test_logits_fast},
+    {"logits_kv_q8_0", TEST_FULL, 240000, test_logits_kv_q8_0},
     {"logits_one_row_one_result", TEST_FULL, 240000, test_logits_one_row_one_result},
     {0},
 };

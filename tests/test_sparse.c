@@ -256,29 +256,33 @@ static void test_sparse_same(void) {
 
 /* ---- Speculation ---- */
 
-static void check_speculation(bool gumbel, bool records) {
+static void check_speculation(bool gumbel, bool records, const char *kv_type) {
     static const int few[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
     watch_reset(records);
     bed_tiny_sparse(&b, target(), SELECT_LAYER);
     b.gumbel = gumbel;
+    b.o.kv_type = kv_type;
     b.n_requests = TINY_SLOW ? 9 : 16;
     b.n_out = 96;
-    bed_check(&b, records || TINY_SLOW ? few : bed_all_lengths,
-              records || TINY_SLOW ? 2 : BED_N_LENGTHS, true);
+    bool all = !records && !kv_type && !TINY_SLOW;
+    bed_check(&b, all ? bed_all_lengths : few, all ? BED_N_LENGTHS : 2, true);
     if (watch.problem[0]) fail_msg("%s", watch.problem);
     assert_true(!records || watch.n_replays > 200);
     bed_close_tiny(&b);
 }
 
 static void test_sparse_speculation(void) {
-    check_speculation(false, false);
+    check_speculation(false, false, NULL);
+}
+static void test_sparse_speculation_kv_q8_0(void) {
+    check_speculation(false, false, "q8_0");
 }
 static void test_sparse_speculation_gumbel(void) {
-    check_speculation(true, false);
+    check_speculation(true, false, NULL);
 }
 static void test_sparse_speculation_device(void) {
-    check_speculation(false, true);
+    check_speculation(false, true, NULL);
 }
 
 static void test_sparse_default_pair(void) {
@@ -337,15 +341,17 @@ static void test_sparse_is_dense(void) {
 
 /* ---- Bytes ---- */
 
-/* K and V that a row at `position` reads of one layer: of every block, K whole, V up to the last
- * position that it sees (kernels/cpu/attention.h). kept NULL: all blocks. */
-static uint64_t naive_bytes(int position, const int32_t *kept, int n_kept, int n_blocks) {
+/* K and V that a row at `position` reads of one layer, of so many bytes a token and head: of every
+ * block, K whole, V up to the last position that it sees (kernels/cpu/attention.h). kept NULL: all
+ * blocks. */
+static uint64_t naive_bytes(uint64_t token, int position, const int32_t *kept, int n_kept,
+                            int n_blocks) {
     uint64_t n = 0;
     for (int b = 0; b <= position / 64; b++) {
         bool in = !kept || b >= n_blocks;
         for (int i = 0; i < n_kept; i++) in |= kept && kept[i] == b;
         int seen = position - 64 * b + 1;
-        if (in) n += 2 * 16 * 2 * (uint64_t)(64 + (seen < 64 ? seen : 64));
+        if (in) n += 2 * token * (uint64_t)(64 + (seen < 64 ? seen : 64));
     }
     return n;
 }
@@ -367,11 +373,12 @@ static void count(struct engine *g, const struct engine_submit_options *s, struc
 }
 
 /* The kernels' counters of both groups, prefill subtracted, are the lists' bytes. */
-static void test_sparse_bytes(void) {
+static void check_bytes(const char *kv_type, uint64_t head) {
     static struct record r;
     struct engine_options o;
     struct engine_submit_options s;
     sparse_options(&o);
+    o.kv_type = kv_type;
     struct engine *g = open_engine(&o, &r);
     uint64_t sum[2] = {0};
     for (int k = 0; k < 3; k++) {
@@ -387,9 +394,9 @@ static void test_sparse_bytes(void) {
         count(g, &s, &r, all, n_out);
         for (int i = 0; i < n_out - 1; i++) {
             int n_dense = SELECT_LAYER, n_deep = N_LAYERS - SELECT_LAYER;
-            want[0] += (uint64_t)n_dense * naive_bytes(n_prompt + i, NULL, 0, 0);
+            want[0] += (uint64_t)n_dense * naive_bytes(head, n_prompt + i, NULL, 0, 0);
             want[1] += (uint64_t)n_deep *
-                       naive_bytes(n_prompt + i, k ? r.kept : NULL, r.n_kept, r.n_blocks);
+                       naive_bytes(head, n_prompt + i, k ? r.kept : NULL, r.n_kept, r.n_blocks);
         }
         assert_int_equal(all[0] - prefill[0], want[0]);
         assert_int_equal(all[1] - prefill[1], want[1]);
@@ -397,7 +404,7 @@ static void test_sparse_bytes(void) {
         sum[1] += want[1];
         if (k == 1) assert_true(3 * want[1] < 3 * want[0] * 2); /* far less than dense's 3 to 1 */
         /* What the request itself is told counts positions. */
-        uint64_t tokens = 0, deep = 0, token = 2 * 2 * 16 * 2;
+        uint64_t tokens = 0, deep = 0, token = 2 * 2 * head;
         for (int i = 0; i < n_out - 1; i++) {
             tokens += (uint64_t)(n_prompt + i + 1);
             deep += (uint64_t)(n_prompt + i + 1 - (k ? (r.n_blocks - r.n_kept) * 64 : 0));
@@ -421,10 +428,16 @@ static void test_sparse_bytes(void) {
     engine_close(g);
 }
 
+static void test_sparse_bytes(void) {
+    check_bytes("f16", 16 * 2);
+    check_bytes("q8_0", 16 + 2); /* a group of 16 and its scale */
+}
+
 /* ---- Poison ---- */
 
 struct poison {
-    bool kept_too; /* also one block that is read */
+    bool kept_too;     /* also one block that is read */
+    size_t head_bytes; /* of a token */
     int n_pages;
 };
 
@@ -433,7 +446,7 @@ static void poison_pages(void *arg, const struct engine_request *r, const struct
     struct poison *p = arg;
     (void)r;
     assert_int_equal(v->n_groups, 2);
-    size_t bytes = (size_t)v->group[1].n_layers * 2 * 2 * 64 * 16 * 2;
+    size_t bytes = (size_t)v->group[1].n_layers * 2 * 2 * 64 * p->head_bytes;
     for (int b = 0, at = 0; b < n_blocks; b++) {
         bool in = at < n_kept && kept[at] == b;
         at += in;
@@ -446,13 +459,14 @@ static void poison_pages(void *arg, const struct engine_request *r, const struct
 
 /* Deep pages that the selection left out are never touched: they hold NaN from then on, and every
  * bit stays. One that it kept would be noticed. */
-static void test_sparse_poison(void) {
+static void check_poison(const char *kv_type, size_t head_bytes) {
     static struct record want, got;
-    struct poison p = {0};
+    struct poison p = {.head_bytes = head_bytes};
     struct target_settings of = settings(TARGET_OBSERVED, 5, 0.1);
     struct engine_options o;
     struct engine_submit_options s;
     sparse_options(&o);
+    o.kv_type = kv_type;
     o.draft_tokens = 4; /* lookup: rounds of several rows, too */
     struct engine *g = open_engine(&o, &want);
     make_request(0, 1100, 120, &want, &s);
@@ -477,6 +491,11 @@ static void test_sparse_poison(void) {
     assert_int_equal(tiny_wait(r).finish, ENGINE_FAILED);
     engine_release(g, r);
     engine_close(g);
+}
+
+static void test_sparse_poison(void) {
+    check_poison("f16", 16 * 2);
+    check_poison("q8_0", 16 + 2); /* 0x7e7e is NaN of a scale */
 }
 
 /* ---- Whose pages ---- */
@@ -551,6 +570,7 @@ const struct test tests[] = {
     {"sparse_lists_naive", TEST_QUICK, 60000, test_sparse_lists_naive},
     {"sparse_same", TEST_QUICK, 120000, test_sparse_same},
     {"sparse_speculation", TEST_FULL, 300000, test_sparse_speculation},
+    {"sparse_speculation_kv_q8_0", TEST_FULL, 300000, test_sparse_speculation_kv_q8_0},
     {"sparse_speculation_gumbel", TEST_FULL, 300000, test_sparse_speculation_gumbel},
     {"sparse_speculation_device", TEST_FULL, 300000, test_sparse_speculation_device},
     {"sparse_default_pair", TEST_FULL, 600000, test_sparse_default_pair},

@@ -44,6 +44,18 @@ static void check_tiny(bool gumbel, bool borrow) {
     bed_close_tiny(&b);
 }
 
+/* Both caches of 8 bits: a place that a rollback gave up is written again, scales and all. */
+static void test_speculation_kv_q8_0(void) {
+    static const int lengths[] = {4, VERIFY_DRAFT_AUTO};
+    struct bed b;
+    struct tiny_draft d;
+    tiny_draft_default(&d, tiny_target());
+    bed_tiny(&b, tiny_target(), &d);
+    b.o.kv_type = "q8_0";
+    bed_check(&b, lengths, 2, true);
+    bed_close_tiny(&b);
+}
+
 static void test_speculation_greedy(void) {
     check_tiny(false, false);
 }
@@ -393,6 +405,7 @@ static void test_speculation_default_pair_all_gumbel(void) {
 }
 
 const struct test tests[] = {
+    {"speculation_kv_q8_0", TEST_QUICK, 60000, test_speculation_kv_q8_0},
     {"speculation_greedy", TEST_QUICK, 120000, test_speculation_greedy},
     {"speculation_gumbel", TEST_QUICK, 120000, test_speculation_gumbel},
     {"speculation_reduced_head", TEST_QUICK, 120000, test_speculation_reduced_head},

@@ -616,11 +616,13 @@ static int op_elapsed(struct kern *k, int from, int to, int64_t *ns) {
 static void op_info(const struct kern *k, struct kern_device_info *out) {
     real->info(k, out);
     out->records = watch.records;
+    if (watch.kv_types) out->kv_types = watch.kv_types;
 }
 
 void watch_reset(bool records) {
     watch_fail(0, false);
     watch.records = records;
+    watch.kv_types = 0;
     watch.n_keys = watch.n_replays = watch.most_uploads = 0;
     atomic_store(&watch.n_ops, 0);
     atomic_store(&watch.n_syncs, 0);

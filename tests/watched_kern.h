@@ -17,7 +17,8 @@
 #include "kernels/kernels.h"
 
 struct watch {
-    bool records; /* set before opening: recordings are kept */
+    bool records;      /* set before opening: recordings are kept */
+    uint32_t kv_types; /* as kern_device_info's; 0: the CPU's own */
     atomic_long n_ops, n_syncs, n_uploads, n_fetches, n_downloads;
     long n_keys, n_replays;
     long most_uploads; /* between two syncs */

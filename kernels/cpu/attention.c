@@ -4,7 +4,7 @@
  * tile, the page is widened to f32 once for all of them; that is exact, so it changes no bit. */
 #include <math.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_q8.h"
 
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vexp.h"
@@ -29,6 +29,8 @@ struct work {
     float *part;  /* [group][capacity][4] */
     struct attn_sight *sight;
     void *amx;
+    struct q8_queries q8; /* of a tile that reads 8-bit pages as such */
+    size_t token_bytes;   /* of K or V */
     uint64_t kv_bytes;
     /* The blocks (a head's K or V of a page) that the running leaf reads in their order, then the
      * first of what this thread reads behind it. */
@@ -54,6 +56,8 @@ static void carve(struct work *w, const struct attn_job *j, const struct attn_ti
         .part = (float *)(void *)(p + at.mass) + (size_t)j->group * (size_t)j->lists->capacity * 2,
         .sight = (struct attn_sight *)(void *)(p + at.sight),
         .amx = p + at.amx,
+        .q8 = q8_carve(j->kv->head_dim, p + at.q8),
+        .token_bytes = kern_kv_token_bytes(j->kv->dtype, j->kv->head_dim),
     };
 }
 
@@ -226,10 +230,20 @@ ALWAYS_INLINE void score_tiles(const enum kern_dtype t, const float *q, int n_q,
     }
 }
 
-static void score_page(struct work *w, int n_q, const uint8_t *k, float *score, const uint8_t *next,
-                       size_t next_row) {
+/* Of `quarters` at least; only 8-bit pages leave the others out. */
+static void score_page(struct work *w, int n_q, const uint8_t *k, unsigned quarters, float *score,
+                       const uint8_t *next, size_t next_row) {
     enum kern_dtype t = w->job->kv->dtype;
-    if (n_q > QT && t != KERN_F32) {
+    const struct cpu_q8_isa *q8 = w->job->ctx->isa->q8;
+    if (attn_uses_q8(w->job->kv, w->tile)) {
+        q8->score(&w->q8, n_q, w->hd, k, quarters, score, next);
+        return;
+    }
+    if (t == KERN_Q8_0) {
+        q8->widen_k(k, w->hd, w->page);
+        k = (const uint8_t *)w->page;
+        t = KERN_F32;
+    } else if (n_q > QT && t != KERN_F32) {
         widen(t, k, w->hd, KERN_BLOCK, KERN_BLOCK, w->page);
         k = (const uint8_t *)w->page;
         t = KERN_F32;
@@ -344,7 +358,26 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
     enum kern_dtype t = j->kv->dtype;
     int width = w->hd, group = j->group, t0, t1;
     size_t stride = (size_t)j->slot_floats;
-    if (w->hd != w->dim || (w->n_q > QT && t != KERN_F32)) {
+    if (attn_uses_q8(j->kv, w->tile)) {
+        const struct q8_values values = {.plane = v,
+                                         .head_dim = w->hd,
+                                         .dim = w->dim,
+                                         .any = any,
+                                         .p = p,
+                                         .n_q = w->n_q,
+                                         .group = group,
+                                         .seen = &w->sight->row[0][entry % ATTN_ENTRIES],
+                                         .o = o,
+                                         .o_stride = stride};
+        j->ctx->isa->q8->value(&values, next);
+        return;
+    }
+    if (t == KERN_Q8_0) {
+        j->ctx->isa->q8->widen_v(v, w->hd, attn_n_tokens(any), w->dim, w->page);
+        v = (const uint8_t *)w->page;
+        width = w->dim;
+        t = KERN_F32;
+    } else if (w->hd != w->dim || (w->n_q > QT && t != KERN_F32)) {
         for (uint64_t left = any; left;) {
             take_run(&left, &t0, &t1);
             widen(t, v + (size_t)t0 * (size_t)w->hd * attn_kv_bytes(t), t1 - t0, w->hd, w->dim,
@@ -416,8 +449,8 @@ static void leaf(struct work *w, int idx, const struct attn_tile *then, int then
                  float *slot) {
     const struct attn_job *j = w->job;
     const struct attn_tile *t = w->tile;
-    size_t es = attn_kv_bytes(j->kv->dtype), stride = (size_t)j->slot_floats;
-    size_t k_row = KERN_BLOCK * es, v_row = (size_t)w->hd * es;
+    size_t stride = (size_t)j->slot_floats, v_row = w->token_bytes;
+    size_t k_row = KERN_BLOCK * v_row / (size_t)w->hd; /* as steps of a read-ahead */
     attn_look(j, t, idx, w->sight);
     plan_route(w, then, then_leaf);
     const struct attn_sight *see = w->sight;
@@ -427,9 +460,11 @@ static void leaf(struct work *w, int idx, const struct attn_tile *then, int then
         float *score = w->score + (e - e0) * KERN_BLOCK;
         if (see->any[e - e0]) {
             const uint8_t *k = attn_page(j, t, e, false), *next = look_ahead(w);
-            if (see->quarters[e - e0] == 15) score_page(w, w->n_q, k, score, next, k_row);
-            else score_quarters(w, w->n_q, k, see->quarters[e - e0], score);
-            w->kv_bytes += attn_n_read(see->quarters[e - e0], see->any[e - e0]) * v_row;
+            unsigned quarters = see->quarters[e - e0];
+            if (quarters == 15 || j->kv->dtype == KERN_Q8_0)
+                score_page(w, w->n_q, k, quarters, score, next, k_row);
+            else score_quarters(w, w->n_q, k, quarters, score);
+            w->kv_bytes += attn_n_read(quarters, see->any[e - e0]) * v_row;
         }
         if (see->all[e - e0] == ~(uint64_t)0) continue;
         for (int q = 0; q < w->n_q; q++)
@@ -477,6 +512,8 @@ static void load_queries(struct work *w, int first_row, int n_rows) {
         float *dst = w->q + (size_t)(r * j->group) * (size_t)w->hd;
         for (int i = 0; i < j->group * w->hd; i++) dst[i] = src[i] * j->scale;
     }
+    if (attn_uses_q8(j->kv, w->tile))
+        j->ctx->isa->q8->queries(w->q, n_rows * j->group, w->hd, &w->q8);
 }
 
 /* Only the AVX-512 table of a context with AMX gets here. */
@@ -570,8 +607,8 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
         for (int e = 0; e < t->n_entries; e++) {
             uint64_t seen = attn_visible(j, t, t->row + r, e);
             if (seen) {
-                score_page(&w, j->group, attn_page(j, t, e, false), w.score, NULL, 0);
-                w.kv_bytes += (size_t)w.hd * KERN_BLOCK * attn_kv_bytes(j->kv->dtype);
+                score_page(&w, j->group, attn_page(j, t, e, false), 15, w.score, NULL, 0);
+                w.kv_bytes += KERN_BLOCK * w.token_bytes;
             }
             for (int g = 0; g < j->group; g++) {
                 size_t at = (size_t)g * (size_t)j->lists->capacity + (size_t)e;

@@ -86,8 +86,14 @@ static inline int attn_n_leaves(int n_entries) {
     return (n_entries + ATTN_ENTRIES - 1) / ATTN_ENTRIES;
 }
 
+/* Of an element; 8-bit pages have their own functions. */
 static inline size_t attn_kv_bytes(enum kern_dtype t) {
     return t == KERN_F32 ? 4 : 2;
+}
+
+/* Do 8-bit pages go as such? Prompt rows read them widened. */
+static inline bool attn_uses_q8(const struct kern_kv *kv, const struct attn_tile *t) {
+    return kv->dtype == KERN_Q8_0 && !t->prompt;
 }
 
 static inline const uint8_t *attn_page(const struct attn_job *j, const struct attn_tile *t,
@@ -226,6 +232,10 @@ static inline size_t attn_amx_bytes(int head_dim) {
            ATTN_AMX_GROUP * (ATTN_AMX_S * 4 + ATTN_AMX_P * 2 + dim * 4);
 }
 
+/* Scratch of attention_q8.c, for each element of a head: KERN_MAX_GROUP queries, 2 bytes each and
+ * 12 for every 32. */
+enum { ATTN_Q8_BYTES = KERN_MAX_GROUP * 2 + KERN_MAX_GROUP * 12 / 32 };
+
 /* Offsets in a thread's scratch, and its bytes. */
 struct attn_layout {
     size_t q;     /* f32 [ATTN_MAX_Q][dim] */
@@ -235,6 +245,7 @@ struct attn_layout {
     size_t stack; /* slots [depth][ATTN_MAX_Q]: one level a power of two of leaves */
     size_t mass;  /* f32 [group][list_capacity][2], then [group][list_capacity][4] of quarters */
     size_t amx;   /* attention_amx.c's */
+    size_t q8;    /* attention_q8.h's queries */
     size_t bytes;
 };
 
@@ -249,7 +260,8 @@ static inline struct attn_layout attn_layout(int n_heads, int head_dim, int list
     at.stack = at.sight + align_up(sizeof(struct attn_sight), 64);
     at.mass = at.stack + depth * ATTN_MAX_Q * (dim + 16) * f;
     at.amx = at.mass + align_up(group * (size_t)list_capacity * 6 * f, 64);
-    at.bytes = at.amx + attn_amx_bytes(head_dim);
+    at.q8 = align_up(at.amx + attn_amx_bytes(head_dim), 64);
+    at.bytes = align_up(at.q8 + ATTN_Q8_BYTES * align_up((size_t)head_dim, 32), 64);
     return at;
 }
 

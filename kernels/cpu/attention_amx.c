@@ -10,7 +10,7 @@
  * packing of its own without what it does not see. */
 #include <math.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_q8.h"
 #include "kernels/cpu/simd.h"
 
 enum { G = ATTN_AMX_GROUP };
@@ -92,6 +92,11 @@ static void pack_values(const struct attn_job *j, const struct attn_tile *t,
                         const struct attn_sight *see, const struct amx *a, int entry,
                         uint64_t keep) {
     uint64_t any = see->any[entry];
+    if (any && j->kv->dtype == KERN_Q8_0) {
+        attn_amx_q8_v(attn_page(j, t, see->e0 + entry, true), j->kv->head_dim, attn_n_tokens(any),
+                      a->dim, keep, v_page(a, entry));
+        return;
+    }
     const void *src = any ? (const void *)attn_page(j, t, see->e0 + entry, true) : a->p;
     pack(j->kv->dtype, src, any ? attn_n_tokens(any) : 0, j->kv->head_dim, KERN_BLOCK, a->dim, keep,
          v_page(a, entry));
@@ -258,16 +263,18 @@ uint64_t attn_amx_leaf(const struct attn_job *j, const struct attn_tile *t, stru
                        void *scratch, float *slot) {
     struct amx a = carve(j->kv->head_dim, scratch);
     int hd = j->kv->head_dim, n_q = t->n_rows * j->group;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, token = kern_kv_token_bytes(j->kv->dtype, hd);
     bool apart = false;
     for (int e = 0; e < see->e1 - see->e0; e++) {
         pack_values(j, t, see, &a, e, ~(uint64_t)0);
         if (!see->any[e]) continue;
-        pack(j->kv->dtype, attn_page(j, t, see->e0 + e, false), hd, KERN_BLOCK, a.kdim, KERN_BLOCK,
-             ~(uint64_t)0, a.k + (size_t)e * KERN_BLOCK * (size_t)a.kdim);
+        const uint8_t *k = attn_page(j, t, see->e0 + e, false);
+        uint16_t *to = a.k + (size_t)e * KERN_BLOCK * (size_t)a.kdim;
+        if (j->kv->dtype == KERN_Q8_0) attn_amx_q8_k(k, hd, a.kdim, to);
+        else pack(j->kv->dtype, k, hd, KERN_BLOCK, a.kdim, KERN_BLOCK, ~(uint64_t)0, to);
         if (see->all[e] != ~(uint64_t)0)
             apart |= any_not_finite(v_page(&a, e), KERN_BLOCK * (size_t)a.dim);
-        bytes += (uint64_t)(KERN_BLOCK + attn_n_tokens(see->any[e])) * (uint64_t)hd * 2;
+        bytes += (uint64_t)(KERN_BLOCK + attn_n_tokens(see->any[e])) * token;
     }
     __asm__ volatile("ldtilecfg %0" : : "m"(full_tiles) : "memory");
     if (apart) rows_apart(j, t, see, &a, slot);

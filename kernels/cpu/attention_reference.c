@@ -2,14 +2,16 @@
  * checked against. A tile is one item. */
 #include <math.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_q8.h"
 
-#include "base/half.h"
-
-static double element(enum kern_dtype t, const uint8_t *p, size_t i) {
-    if (t == KERN_F32) return (double)((const float *)(const void *)p)[i];
+/* Element d of a token's K or V. */
+static double element(const struct kern_kv *kv, const uint8_t *p, bool value, int token, int d) {
+    if (kv->dtype == KERN_Q8_0) return (double)q8_element(p, kv->head_dim, value, token, d);
+    size_t i = value ? (size_t)token * (size_t)kv->head_dim + (size_t)d
+                     : (size_t)d * KERN_BLOCK + (size_t)token;
+    if (kv->dtype == KERN_F32) return (double)((const float *)(const void *)p)[i];
     uint16_t h = ((const uint16_t *)(const void *)p)[i];
-    return (double)(t == KERN_F16 ? f16_to_f32(h) : bf16_to_f32(h));
+    return (double)(kv->dtype == KERN_F16 ? f16_to_f32(h) : bf16_to_f32(h));
 }
 
 static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
@@ -20,7 +22,7 @@ static void kv_write(const struct kern_kv *kv, uint8_t *page, int head, int t, c
 static double score(const struct attn_job *j, const float *q, const uint8_t *k, int token) {
     double s = 0;
     for (int d = 0; d < j->kv->head_dim; d++)
-        s += (double)q[d] * element(j->kv->dtype, k, (size_t)d * KERN_BLOCK + (size_t)token);
+        s += (double)q[d] * element(j->kv, k, false, token, d);
     return s * (double)j->scale;
 }
 
@@ -52,15 +54,14 @@ static void attend(const struct attn_job *j, const struct attn_tile *t, int row,
             double p = exp(score(j, q, attn_page(j, t, e, false), x) - top);
             l += p;
             const uint8_t *v = attn_page(j, t, e, true);
-            for (int d = 0; d < hd; d++)
-                o[d] += p * element(j->kv->dtype, v, (size_t)x * (size_t)hd + (size_t)d);
+            for (int d = 0; d < hd; d++) o[d] += p * element(j->kv, v, true, x, d);
         }
     }
     for (int d = 0; d < hd; d++) slot[d] = l == 0 ? 0.f : (float)(o[d] / l);
 }
 
 static uint64_t tile_bytes(const struct attn_job *j, const struct attn_tile *t) {
-    uint64_t n = 0, row = (uint64_t)j->kv->head_dim * attn_kv_bytes(j->kv->dtype);
+    uint64_t n = 0, row = kern_kv_token_bytes(j->kv->dtype, j->kv->head_dim);
     for (int e = 0; e < t->n_entries; e++) {
         uint64_t any = 0;
         for (int r = 0; r < t->n_rows; r++) any |= attn_visible(j, t, t->row + r, e);

@@ -208,6 +208,7 @@ void cpu_info(const struct kern *k, struct kern_device_info *out) {
              n == 1 ? "" : "s");
     out->is_host = true;
     out->quarters = true;
+    out->kv_types = 1u << KERN_F32 | 1u << KERN_F16 | 1u << KERN_BF16 | 1u << KERN_Q8_0;
     out->memory_bytes = meminfo("MemTotal");
     out->free_bytes = meminfo("MemAvailable");
     cgroup_memory(&out->memory_bytes, &out->free_bytes);

@@ -89,6 +89,11 @@ struct cpu_attn_isa {
 };
 extern const struct cpu_attn_isa cpu_attn_reference, cpu_attn_plain, cpu_attn_avx2, cpu_attn_avx512;
 
+/* Pages of 8-bit keys and values; kernels/cpu/attention_q8.h says what they hold. Attention's own
+ * functions call these where a cache is of KERN_Q8_0. */
+struct cpu_q8_isa;
+extern const struct cpu_q8_isa cpu_q8_plain, cpu_q8_avx2, cpu_q8_avxvnni, cpu_q8_avx512;
+
 /* Scores of blocks; kernels/cpu/score.h says what a job is. kernels/cpu/score.c is compiled once
  * for each instruction set: every table but `reference` (double) gives the same bits. */
 struct score_job;
@@ -150,6 +155,7 @@ struct cpu_isa {
     const struct cpu_matmul_isa *matmul;
     const struct cpu_rowwise_isa *rowwise;
     const struct cpu_attn_isa *attn;
+    const struct cpu_q8_isa *q8;
     const struct cpu_score_isa *score;
     cpu_gumbel_fn *gumbel;
 };

@@ -9,6 +9,7 @@ const struct cpu_isa cpu_isa_reference = {
     .matmul = &cpu_matmul_reference,
     .rowwise = &cpu_rowwise_reference,
     .attn = &cpu_attn_reference,
+    .q8 = &cpu_q8_plain,
     .score = &cpu_score_reference,
     .gumbel = cpu_gumbel_plain,
 };
@@ -18,6 +19,7 @@ const struct cpu_isa cpu_isa_plain = {
     .matmul = &cpu_matmul_plain,
     .rowwise = &cpu_rowwise_plain,
     .attn = &cpu_attn_plain,
+    .q8 = &cpu_q8_plain,
     .score = &cpu_score_plain,
     .gumbel = cpu_gumbel_plain,
 };
@@ -28,6 +30,7 @@ static const struct cpu_isa isa_avx2 = {
     .matmul = &cpu_matmul_avx2,
     .rowwise = &cpu_rowwise_avx2,
     .attn = &cpu_attn_avx2,
+    .q8 = &cpu_q8_avx2,
     .score = &cpu_score_avx2,
     .gumbel = cpu_gumbel_avx2,
 };
@@ -36,6 +39,7 @@ static const struct cpu_isa isa_avxvnni = {
     .matmul = &cpu_matmul_avxvnni,
     .rowwise = &cpu_rowwise_avx2,
     .attn = &cpu_attn_avx2,
+    .q8 = &cpu_q8_avxvnni,
     .score = &cpu_score_avx2,
     .gumbel = cpu_gumbel_avx2,
 };
@@ -44,6 +48,7 @@ static const struct cpu_isa isa_avx512 = {
     .matmul = &cpu_matmul_avx512,
     .rowwise = &cpu_rowwise_avx512,
     .attn = &cpu_attn_avx512,
+    .q8 = &cpu_q8_avx512,
     .score = &cpu_score_avx512,
     .gumbel = cpu_gumbel_avx512,
 };

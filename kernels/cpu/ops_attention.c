@@ -2,10 +2,9 @@
  * threads that take them. */
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_q8.h"
 
 #include "base/err.h"
-#include "base/half.h"
 
 /* ---- Rotation and writing K, V ------------------------------------------------------------- */
 
@@ -41,7 +40,11 @@ static void rope_row(const struct rope_job *j, int row, int first, int step, con
                       p->norm_eps, cos, sin, p->dim, p->interleaved);
         if (p->v_bias)
             for (size_t d = 0; d < hd; d++) v[at + d] += p->v_bias[at + d];
-        j->c->isa->attn->kv_write(kv, page, i, j->b->position[row] % KERN_BLOCK, k + at, v + at);
+        if (kv->dtype == KERN_Q8_0)
+            j->c->isa->q8->write(kv, page, i, j->b->position[row] % KERN_BLOCK, k + at, v + at);
+        else
+            j->c->isa->attn->kv_write(kv, page, i, j->b->position[row] % KERN_BLOCK, k + at,
+                                      v + at);
     }
 }
 
@@ -271,7 +274,8 @@ void kern_cpu_read_kv(const struct kern_kv *kv, int page, int head, bool value, 
             size_t i = value ? (size_t)t * (size_t)kv->head_dim + (size_t)d
                              : (size_t)d * KERN_BLOCK + (size_t)t;
             uint16_t h;
-            if (kv->dtype == KERN_F32) memcpy(out++, at + i * 4, 4);
+            if (kv->dtype == KERN_Q8_0) *out++ = q8_element(at, kv->head_dim, value, t, d);
+            else if (kv->dtype == KERN_F32) memcpy(out++, at + i * 4, 4);
             else {
                 memcpy(&h, at + i * 2, 2);
                 *out++ = kv->dtype == KERN_F16 ? f16_to_f32(h) : bf16_to_f32(h);

@@ -126,6 +126,7 @@ static void op_info(const struct kern *k, struct kern_device_info *out) {
     size_t free_bytes = 0, total = 0;
     memset(out, 0, sizeof *out);
     out->own_bytes = OWN_BYTES;
+    out->kv_types = 1u << KERN_F16 | 1u << KERN_BF16;
     out->records = true;
     out->quarters = true;
     if (!c->stream) {
