@@ -1,11 +1,13 @@
 /* What does attention cost per layer, and how far is it from its floors?
  *
- * Shape of the default target: 9 query and 3 KV heads of 64, f16, pages that hold all layers. Each
+ * Shape of the default target: 9 query and 3 KV heads of 64, f16 or 8 bits (--kv-type, or both, one
+ * behind the other), pages that hold all layers. Each
  * point is first checked against the reference table, then timed over all layers in turn (so a
  * layer's pages come from wherever the model's would), minimum and median of --reps passes, a layer
  * each. Floors, measured in the same run on the same threads: the bytes that the kernel counted
  * over the bandwidth of reading those very pages; its products over the rate of a register-only
- * loop of the instruction (AMX: TDPBF16PS for prompt rows, else FMA). The exponentials are in
+ * loop of the instruction (AMX: TDPBF16PS for prompt rows; 8 bits: VPDPBUSD for scores, half its
+ * rate for values; else FMA). The exponentials are in
  * neither. CSV on stdout; `# ` lines are talk. */
 #include <math.h>
 #include <stdbool.h>
@@ -34,7 +36,7 @@ enum {
 };
 
 struct options {
-    const char *isa;
+    const char *isa, *kv_type;
     int threads, reps, layers;
 };
 
@@ -71,7 +73,10 @@ static void products_share(void *arg, int idx, int n_threads) {
     (void)n_threads;
     b->got[idx] = 0;
 #if defined(__x86_64__)
-    b->got[idx] = b->kind == 2 ? loop_amx() : b->kind == 1 ? loop_fma16() : loop_fma8();
+    b->got[idx] = b->kind == 3   ? loop_dpbusd() / 1.5
+                  : b->kind == 2 ? loop_amx()
+                  : b->kind == 1 ? loop_fma16()
+                                 : loop_fma8();
 #endif
 }
 
@@ -105,7 +110,8 @@ static double best_seconds(struct bench *b, threads_fn *fn) {
 
 static double macs_per_second(struct bench *b, bool prompt) {
     bool amx = !strcmp(b->o.isa, "amx");
-    b->kind = amx && prompt ? 2 : amx || !strcmp(b->o.isa, "avx512") ? 1 : 0;
+    bool wide = amx || !strcmp(b->o.isa, "avx512"), q8 = b->kv.dtype == KERN_Q8_0;
+    b->kind = amx && prompt ? 2 : wide && q8 && !prompt ? 3 : wide ? 1 : 0;
     double s = best_seconds(b, products_share), n = 0;
     for (int i = 0; i < b->o.threads; i++) n += b->got[i];
     return n / s;
@@ -180,7 +186,8 @@ static void point(struct bench *b, int depth, struct kern_rows rows) {
     void *scratch = scratch_of(b->k, &p);
     uint64_t bytes = 0;
     attend(b, b->k, &p, 0, scratch, b->qkv, &bytes, b->out);
-    check(b, &p, prompt && !strcmp(b->o.isa, "amx") ? 3e-2 : 4e-5);
+    bool q8 = b->kv.dtype == KERN_Q8_0; /* generated rows quantise their query */
+    check(b, &p, prompt ? !strcmp(b->o.isa, "amx") ? 3e-2 : 4e-5 : q8 ? 2e-2 : 4e-5);
     b->n_pages = p.n_blocks[0];
     double read =
         (double)b->n_pages * (double)b->layer_bytes * b->o.layers / best_seconds(b, read_share);
@@ -197,16 +204,28 @@ static void point(struct bench *b, int depth, struct kern_rows rows) {
      * bytes once. */
     double once = fmin((double)bytes, (double)b->n_pages * (double)b->layer_bytes);
     double byte_floor = once / read * 1e3, mac_floor = rate > 0 ? macs / rate * 1e3 : 0;
-    printf("%s,%d,%s,%d,%d,%.4f,%.4f,%.2f,%.2f,%.3f,%.2f,%.4f,%.4f,%.2f\n", b->o.isa, b->o.threads,
-           prompt ? "prompt" : "generated", depth, p.n_rows, ms[0], ms[b->o.reps / 2],
-           macs / ms[0] / 1e6, (double)bytes / ms[0] / 1e6, (double)bytes / 1e6, read / 1e9,
-           byte_floor, mac_floor, ms[0] / fmax(byte_floor, mac_floor));
+    printf("%s,%s,%d,%s,%d,%d,%.4f,%.4f,%.2f,%.2f,%.3f,%.2f,%.4f,%.4f,%.2f\n", b->o.isa,
+           q8 ? "q8_0" : "f16", b->o.threads, prompt ? "prompt" : "generated", depth, p.n_rows,
+           ms[0], ms[b->o.reps / 2], macs / ms[0] / 1e6, (double)bytes / ms[0] / 1e6,
+           (double)bytes / 1e6, read / 1e9, byte_floor, mac_floor,
+           ms[0] / fmax(byte_floor, mac_floor));
     fflush(stdout);
     free(ms);
     free(scratch);
 }
 
 /* ---- Main ----------------------------------------------------------------------------------- */
+
+/* 8-bit planes: any elements, scales that make magnitudes up to 2. */
+static void fill_q8(struct bench *b, size_t arena_bytes) {
+    size_t head = b->kv.head_stride, scales = (size_t)KERN_BLOCK * HD;
+    for (size_t i = 0; i < arena_bytes; i++) b->arena[i] = (uint8_t)(i * 2654435761u >> 13 | 1);
+    for (size_t plane = 0; plane < arena_bytes; plane += head)
+        for (size_t i = scales; i < head; i += 2) {
+            uint16_t s = (uint16_t)(0x2000 + (plane * 31 + i * 7) % 0x400);
+            memcpy(b->arena + plane + i, &s, 2);
+        }
+}
 
 /* Every element of the arena a plausible half, queries that make a softmax of some contrast. */
 static void fill(struct bench *b, size_t arena_bytes) {
@@ -219,6 +238,7 @@ static void fill(struct bench *b, size_t arena_bytes) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         h[i] = halves[x >> 60];
     }
+    if (b->kv.dtype == KERN_Q8_0) fill_q8(b, arena_bytes);
     for (size_t i = 0; i < (size_t)MAX_ROWS * WIDTH; i++)
         b->qkv[i] = rng_uniform(9, i / 4, RNG_TEST, i % 4) * 4 - 2;
 }
@@ -230,16 +250,42 @@ static int number(const char *text) {
     return (int)n;
 }
 
+static void run_type(struct bench *b, enum kern_dtype t) {
+    struct err e = {0};
+    size_t head = KERN_BLOCK * kern_kv_token_bytes(t, HD);
+    int n_pages = MAX_DEPTH / KERN_BLOCK;
+    void *memory;
+    b->layer_bytes = 2 * KV_HEADS * head;
+    b->kv = (struct kern_kv){.page_stride = b->layer_bytes * (size_t)b->o.layers,
+                             .v_offset = KV_HEADS * head,
+                             .head_stride = head,
+                             .dtype = t,
+                             .n_kv_heads = KV_HEADS,
+                             .head_dim = HD};
+    if (b->k->ops->reserve(b->k, (size_t)n_pages * b->kv.page_stride, &memory, &e))
+        die("reserve:", e.message);
+    b->arena = b->kv.base = memory;
+    fill(b, (size_t)n_pages * b->kv.page_stride);
+    static const int depths[] = {512, 7160};
+    for (int d = 0; d < 2; d++)
+        for (int rows = 1; rows <= 5; rows += 2)
+            point(b, depths[d], (struct kern_rows){.n_gen = rows});
+    point(b, 0, (struct kern_rows){.n_prompt = 512});
+    point(b, MAX_DEPTH - 512, (struct kern_rows){.n_prompt = 512});
+    b->k->ops->unreserve(b->k, memory);
+}
+
 int main(int argc, char **argv) {
-    static struct bench b = {.o = {.isa = "amx", .reps = 9, .layers = 30}};
+    static struct bench b = {.o = {.isa = "amx", .kv_type = "f16", .reps = 9, .layers = 30}};
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc)
             die("usage:", "[--isa plain|avx2|avx512|amx] [--threads N] [--reps N] "
-                          "[--layers N]");
+                          "[--layers N] [--kv-type f16|q8_0|both]");
         if (!strcmp(argv[i], "--isa")) b.o.isa = argv[i + 1];
         else if (!strcmp(argv[i], "--threads")) b.o.threads = number(argv[i + 1]);
         else if (!strcmp(argv[i], "--reps")) b.o.reps = number(argv[i + 1]);
         else if (!strcmp(argv[i], "--layers")) b.o.layers = number(argv[i + 1]);
+        else if (!strcmp(argv[i], "--kv-type")) b.o.kv_type = argv[i + 1];
         else die("unknown option", argv[i]);
     }
     if (b.o.threads == 0) b.o.threads = threads_n_usable();
@@ -250,19 +296,9 @@ int main(int argc, char **argv) {
     if (kern_cpu_open(&b.k, &ko, &e) || kern_cpu_open(&b.reference, &kr, &e))
         die("open:", e.message);
     if (threads_open(&b.team, b.o.threads, &e)) die("threads:", e.message);
-    size_t head = (size_t)KERN_BLOCK * HD * 2;
-    b.layer_bytes = 2 * KV_HEADS * head;
-    b.kv = (struct kern_kv){.page_stride = b.layer_bytes * (size_t)b.o.layers,
-                            .v_offset = KV_HEADS * head,
-                            .head_stride = head,
-                            .dtype = KERN_F16,
-                            .n_kv_heads = KV_HEADS,
-                            .head_dim = HD};
+    bool both = !strcmp(b.o.kv_type, "both"), f16 = !strcmp(b.o.kv_type, "f16");
+    if (!both && !f16 && strcmp(b.o.kv_type, "q8_0") != 0) die("unknown type", b.o.kv_type);
     int n_pages = MAX_DEPTH / KERN_BLOCK;
-    void *memory;
-    if (b.k->ops->reserve(b.k, (size_t)n_pages * b.kv.page_stride, &memory, &e))
-        die("reserve:", e.message);
-    b.arena = b.kv.base = memory;
     for (int i = 0; i < n_pages; i++) {
         b.page[i] = (i * 37 + 11) % n_pages; /* 37 and 120 have no common factor */
         b.block[i] = i;
@@ -270,20 +306,15 @@ int main(int argc, char **argv) {
     b.qkv = need((size_t)MAX_ROWS * WIDTH * sizeof(float));
     b.out = need((size_t)MAX_ROWS * HEADS * HD * sizeof(float));
     b.want = need((size_t)HEADS * HD * sizeof(float));
-    fill(&b, (size_t)n_pages * b.kv.page_stride);
     struct kern_device_info info;
     b.k->ops->info(b.k, &info);
-    printf("# %s; %d layers of 9 query and 3 KV heads of 64, f16\n", info.name, b.o.layers);
-    printf("isa,threads,class,depth,rows,ms_min,ms_median,GMAC/s,GB/s,MB,read_GB/s,byte_floor_ms,"
-           "mac_floor_ms,times_floor\n");
-    static const int depths[] = {512, 7160};
-    for (int d = 0; d < 2; d++)
-        for (int rows = 1; rows <= 5; rows += 2)
-            point(&b, depths[d], (struct kern_rows){.n_gen = rows});
-    point(&b, 0, (struct kern_rows){.n_prompt = 512});
-    point(&b, MAX_DEPTH - 512, (struct kern_rows){.n_prompt = 512});
+    printf("# %s; %d layers of 9 query and 3 KV heads of 64\n", info.name, b.o.layers);
+    printf(
+        "isa,kv,threads,class,depth,rows,ms_min,ms_median,GMAC/s,GB/s,MB,read_GB/s,byte_floor_ms,"
+        "mac_floor_ms,times_floor\n");
+    if (both || f16) run_type(&b, KERN_F16);
+    if (both || !f16) run_type(&b, KERN_Q8_0);
     threads_close(b.team);
-    b.k->ops->unreserve(b.k, memory);
     b.reference->ops->close(b.reference);
     b.k->ops->close(b.k);
     return 0;

@@ -4,6 +4,7 @@
  * for prompt rows, VPDPBUSD for weights and FMA for attention of generated rows).
  *
  *   bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] [--select-layer N]
+ *              [--kv-type f16|q8_0]
  *   bench_step MODEL --device cuda [--load-format dummy] [--reps N] [--chunk ROWS] [--points LIST]
  *
  * On a CUDA device (step_device.c) MODEL may be a config.json whose weights are random. A point is
@@ -35,6 +36,7 @@ struct bench {
     int32_t *ids;
     float *logits;
     int vocab, threads;
+    enum kern_dtype kv;
 };
 
 /* ---- Floors -------------------------------------------------------------------------------- */
@@ -72,7 +74,8 @@ static struct floors floors(const struct bench *b, const struct step_point *p) {
     struct threads *t;
     ASSERT(threads_open(&t, b->threads, &e) == 0);
     double tokens = step_read_tokens(p, runner_select_layer(b->r), c->n_layers) - rows;
-    double kv = 2.0 * tokens * c->n_layers * c->n_kv_heads * c->head_dim * 2;
+    double kv = 2.0 * tokens * c->n_layers * c->n_kv_heads *
+                (double)kern_kv_token_bytes(b->kv, c->head_dim);
     double bytes = (double)runner_weight_bytes(b->r) + kv;
     struct floors f = {.gbs = read_bandwidth((size_t)bytes, t) / 1e9};
     f.bytes_ms = bytes / f.gbs / 1e6;
@@ -87,6 +90,8 @@ static struct floors floors(const struct bench *b, const struct step_point *p) {
     if (wide) {
         double of_weights = rate(amx && prompt ? loop_amx : loop_dpbusd, t);
         double of_attention = rate(amx && prompt ? loop_amx : loop_fma16, t);
+        /* Scores by VPDPBUSD, values by VPDPWSSD, half as many products an instruction. */
+        if (!prompt && b->kv == KERN_Q8_0) of_attention = of_weights / 1.5;
         f.macs_ms = (weights / of_weights + attention / of_attention) * 1e3;
         f.sum_ms = fmax((bytes - kv) / f.gbs / 1e6, weights / of_weights * 1e3) +
                    fmax(kv / f.gbs / 1e6, attention / of_attention * 1e3);
@@ -162,6 +167,7 @@ static bool parse_point(const char *s, struct step_point *p) {
 
 struct words {
     const char *isa, *device;
+    enum kern_dtype kv;
     int threads;
     bool serve;
     struct step_options step;
@@ -175,6 +181,9 @@ static bool parse_words(int argc, char **argv, struct words *w) {
         else if (more && !strcmp(argv[i], "--reps")) w->step.reps = atoi_checked(argv[++i]);
         else if (more && !strcmp(argv[i], "--isa")) w->isa = argv[++i];
         else if (more && !strcmp(argv[i], "--points")) w->step.points = argv[++i];
+        else if (more && !strcmp(argv[i], "--kv-type") && !strcmp(argv[i + 1], "f16")) i++;
+        else if (more && !strcmp(argv[i], "--kv-type") && !strcmp(argv[i + 1], "q8_0"))
+            w->kv = KERN_Q8_0, i++;
         else if (more && !strcmp(argv[i], "--device")) w->device = argv[++i];
         else if (more && !strcmp(argv[i], "--load-format"))
             w->step.dummy = !strcmp(argv[++i], "dummy");
@@ -185,6 +194,8 @@ static bool parse_words(int argc, char **argv, struct words *w) {
     }
     if (w->step.reps < 1 || w->step.reps > MAX_REPS) w->step.reps = 7;
     if (w->step.chunk < 1 || w->step.chunk > KERN_MAX_ROWS) w->step.chunk = KERN_MAX_ROWS;
+    if (w->kv == KERN_Q8_0 && strcmp(w->device, "cpu") != 0)
+        return fprintf(stderr, "bench_step: --kv-type q8_0 is the CPU's\n"), false;
     if (!strcmp(w->device, "cpu") || !strcmp(w->device, "cuda")) return true;
     fprintf(stderr, "bench_step: no device '%s'\n", w->device);
     return false;
@@ -210,8 +221,9 @@ static int serve(struct bench *b) {
 
 static int run_points(struct bench *b, const char *points, int reps) {
     struct step_point p;
-    printf("device,class,rows,depth,keep,ms_min,ms_median,byte_floor_ms,mac_floor_ms,sum_floor_ms,"
-           "times_floor,read_gbs\n");
+    printf(
+        "device,kv,class,rows,depth,keep,ms_min,ms_median,byte_floor_ms,mac_floor_ms,sum_floor_ms,"
+        "times_floor,read_gbs\n");
     for (const char *s = points; s; s = strchr(s, ',') ? strchr(s, ',') + 1 : NULL) {
         if (!parse_point(s, &p)) return fprintf(stderr, "bad point '%s'\n", s), 2;
         fill(b, p.depth);
@@ -221,9 +233,10 @@ static int run_points(struct bench *b, const char *points, int reps) {
         for (int i = 0; i < reps; i++) ms[i] = time_pass(b, &p);
         qsort(ms, (size_t)reps, sizeof *ms, by_value);
         struct floors f = floors(b, &p);
-        printf("\"%s\",%s,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b->r),
-               p.prompt ? "prompt" : "gen", p.rows, p.depth, p.keep, ms[0], ms[reps / 2],
-               f.bytes_ms, f.macs_ms, f.sum_ms, ms[reps / 2] / fmax(f.bytes_ms, f.macs_ms), f.gbs);
+        printf("\"%s\",%s,%s,%d,%d,%d,%.3f,%.3f,%.3f,%.3f,%.3f,%.2f,%.1f\n", runner_device(b->r),
+               b->kv == KERN_Q8_0 ? "q8_0" : "f16", p.prompt ? "prompt" : "gen", p.rows, p.depth,
+               p.keep, ms[0], ms[reps / 2], f.bytes_ms, f.macs_ms, f.sum_ms,
+               ms[reps / 2] / fmax(f.bytes_ms, f.macs_ms), f.gbs);
         fflush(stdout);
     }
     return 0;
@@ -231,13 +244,14 @@ static int run_points(struct bench *b, const char *points, int reps) {
 
 int main(int argc, char **argv) {
     struct words w = {.device = "cpu",
+                      .kv = KERN_F16,
                       .step = {.points = "gen:1:0,gen:5:0,prompt:512:0,gen:1:7168,gen:5:7168",
                                .reps = 7,
                                .chunk = KERN_MAX_ROWS}};
     if (argc < 2) {
         fprintf(stderr,
                 "usage: bench_step MODEL [--threads N] [--isa NAME] [--reps N] [--points LIST] "
-                "[--select-layer N] [--serve]\n"
+                "[--select-layer N] [--kv-type f16|q8_0] [--serve]\n"
                 "       bench_step MODEL --device cuda [--load-format dummy] [--reps N] "
                 "[--chunk ROWS] [--points LIST]\n");
         return 2;
@@ -252,9 +266,9 @@ int main(int argc, char **argv) {
                                .max_tokens = MAX_DEPTH,
                                .n_seqs = 1,
                                .max_rows = 512,
-                               .kv = KERN_F16,
+                               .kv = w.kv,
                                .select_layer = step_select_layer(&w.step)};
-    struct bench b = {.r = runner_open(&o), .threads = w.threads};
+    struct bench b = {.r = runner_open(&o), .threads = w.threads, .kv = w.kv};
     b.vocab = runner_config(b.r)->vocab;
     b.ids = malloc(sizeof *b.ids * MAX_DEPTH);
     b.logits = malloc(sizeof(float) * 512 * (size_t)b.vocab);

@@ -5,12 +5,13 @@ Each turn is a burst: a pass or two to wake threads and warm caches, then the me
 decoding does one step after another. Between turns both rest, so that neither's spinning threads take the other's core.
 
   python3 bench/peer.py --model MODEL.gguf --llama-include DIR --llama-lib DIR [--threads 2] [--reps 7]
+                        [--kv-type q8_0]
 
 The llama.cpp build is yours (its own README says how; use its native CPU options). DIRs hold llama.h, ggml.h and
-libllama.so. Every setting of flash attention and of its repacked buffers is tried first and the peer's best one
-at each point is the one that is compared. Writes one CSV row a point with the floors
-that bench_step measures in the same run beside it (bytes over read bandwidth, products over register-only loops);
-needs ninja's bench_step built.
+libllama.so. Every setting of flash attention and of its repacked buffers is tried first, with --kv-type q8_0 its 8-bit
+caches beside those of f16, and the peer's best one at each point is the one that is compared. Writes one CSV row a
+point with the floors that bench_step measures in the same run beside it (bytes over read bandwidth, products over
+register-only loops); needs ninja's bench_step built.
 A setting in which the peer crashes or fails is named and left out."""
 import argparse
 import os
@@ -78,22 +79,25 @@ def build_peer(args, folder):
 def peer_settings(peer, args):
     """The settings that run, by point: the best of a first timing."""
     best = {}
-    for flash in (0, 1):
-        for extra in (0, 1):
-            if f"{flash}:{extra}" not in args.peer_settings:
-                continue
-            side = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
-            try:
-                for point in args.points:
-                    side.time(point)
-                    t = side.burst(point)
-                    if point not in best or t < best[point][0]:
-                        best[point] = (t, (flash, extra))
-                side.close()
-            except RuntimeError as e:
-                print(
-                    f"# peer with flash attention {flash}, extra buffers {extra}: {e}",
-                    file=sys.stderr)
+    kinds = [(f, x, "f16") for f in (0, 1) for x in (0, 1)]
+    if args.kv_type != "f16":
+        # Its values of 8 bits need flash attention.
+        kinds += [(1, x, args.kv_type) for x in (0, 1)]
+    for flash, extra, kv in kinds:
+        if f"{flash}:{extra}" not in args.peer_settings:
+            continue
+        side = Side([peer, args.model, str(args.threads), str(flash), str(extra), kv])
+        try:
+            for point in args.points:
+                side.time(point)
+                t = side.burst(point)
+                if point not in best or t < best[point][0]:
+                    best[point] = (t, (flash, extra, kv))
+            side.close()
+        except RuntimeError as e:
+            print(
+                f"# peer with flash attention {flash}, extra buffers {extra}, {kv}: {e}",
+                file=sys.stderr)
     return {point: setting for point, (_, setting) in best.items()}
 
 
@@ -108,21 +112,24 @@ def main():
     p.add_argument("--reps", type=int, default=7)
     p.add_argument("--peer-settings", default="0:0,0:1,1:0,1:1", type=lambda s: s.split(","),
                    help="flash attention:extra buffers to try (default all)")
+    p.add_argument("--kv-type", default="f16", choices=("f16", "q8_0"),
+                   help="of our caches; the peer's may be f16 all the same where that is faster")
     p.add_argument("--points", default=",".join(POINTS), type=lambda s: s.split(","))
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peer = build_peer(args, folder)
         settings = peer_settings(peer, args)
         print(
-            "point,threads,reps,tandem_ms,peer_ms,peer_over_tandem,ratio_min,ratio_max,wanted,peer_flash,"
-            "peer_extra_buffers,byte_floor_ms,mac_floor_ms,read_gbs,tandem_over_floor,peer_over_floor")
+            "point,kv,threads,reps,tandem_ms,peer_ms,peer_over_tandem,ratio_min,ratio_max,wanted,peer_flash,"
+            "peer_extra_buffers,peer_kv,byte_floor_ms,mac_floor_ms,read_gbs,tandem_over_floor,peer_over_floor")
         for point in args.points:
             if point not in settings:
                 print(f"# {point}: no peer setting ran", file=sys.stderr)
                 continue
-            flash, extra = settings[point]
-            ours = Side([args.bench_step, args.model, "--threads", str(args.threads), "--serve"])
-            theirs = Side([peer, args.model, str(args.threads), str(flash), str(extra)])
+            flash, extra, kv = settings[point]
+            ours = Side([args.bench_step, args.model, "--threads", str(args.threads), "--kv-type",
+                         args.kv_type, "--serve"])
+            theirs = Side([peer, args.model, str(args.threads), str(flash), str(extra), kv])
             ours.time(point), theirs.time(point)
             before = floors(ours, point)
             pairs = [(ours.burst(point), theirs.burst(point)) for _ in range(args.reps)]
@@ -134,8 +141,8 @@ def main():
             a, b = statistics.median(x for x, _ in pairs), statistics.median(y for _, y in pairs)
             ratios = [y / x for x, y in pairs]
             print(
-                f"{point},{args.threads},{args.reps},{a:.3f},{b:.3f},{statistics.median(ratios):.2f},"
-                f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra},"
+                f"{point},{args.kv_type},{args.threads},{args.reps},{a:.3f},{b:.3f},{statistics.median(ratios):.2f},"
+                f"{min(ratios):.2f},{max(ratios):.2f},{TARGETS.get(point, '')},{flash},{extra},{kv},"
                 f"{bytes_ms:.3f},{macs_ms:.3f},{gbs:.1f},{a / floor:.2f},{b / floor:.2f}", flush=True)
 
 

@@ -4,7 +4,8 @@ tests/golden/logits.bin, to set beside `test_logits --only fast`.
 
   python3 bench/peer_kl.py --model MODEL.gguf --llama-include DIR --llama-lib DIR [--threads 2]
 
-Needs numpy. Both flash-attention settings and both buffer settings are measured."""
+Needs numpy. Both flash-attention settings, both buffer settings and caches of f16 and q8_0 (flash attention alone has
+those) are measured."""
 import argparse
 import os
 import struct
@@ -44,13 +45,13 @@ def main():
         with open(ids, "wb") as f:
             for r, _ in rows:
                 f.write(struct.pack("<i", len(r)) + r.astype("<i4").tobytes())
-        print("flash,extra_buffers,kl_mean,kl_worst,top1")
-        for flash in (0, 1):
+        print("flash,extra_buffers,kv,kl_mean,kl_worst,top1")
+        for flash, kv in ((0, "f16"), (1, "f16"), (1, "q8_0")):
             for extra in (0, 1):
                 rc = subprocess.run([exe, args.model, str(args.threads), str(
-                    flash), str(extra), "--logits", ids, out]).returncode
+                    flash), str(extra), kv, "--logits", ids, out]).returncode
                 if rc:
-                    print(f"# flash {flash}, extra buffers {extra}: exit {rc}")
+                    print(f"# flash {flash}, extra buffers {extra}, {kv}: exit {rc}")
                     continue
                 z = np.fromfile(out, "<f4").reshape(len(rows), vocab).astype(np.float64)
                 z -= z.max(-1, keepdims=True)
@@ -58,7 +59,7 @@ def main():
                 kl = [float((np.exp(lp) * (lp - q)).sum()) for (_, lp), q in zip(rows, z)]
                 top = sum(lp.argmax() == q.argmax() for (_, lp), q in zip(rows, z))
                 print(
-                    f"{flash},{extra},{np.mean(kl):.3e},{np.max(kl):.3e},{top}/{len(rows)}",
+                    f"{flash},{extra},{kv},{np.mean(kl):.3e},{np.max(kl):.3e},{top}/{len(rows)}",
                     flush=True)
 
 

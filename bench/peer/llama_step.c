@@ -4,7 +4,7 @@
  * of the last position of each prompt in a file of ids, for bench/peer_kl.py. Not part of the
  * product's build; bench/peer.py compiles it against an installed llama.cpp.
  *
- *   llama_step MODEL THREADS FLASH(0|1) EXTRA_BUFFERS(0|1) */
+ *   llama_step MODEL THREADS FLASH(0|1) EXTRA_BUFFERS(0|1) KV(f16|q8_0) [--logits IDS OUT] */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static int logits(struct llama_context *ctx, struct llama_batch *b, int vocab, c
 }
 
 int main(int argc, char **argv) {
-    if (argc < 5) return 2;
+    if (argc < 6) return 2;
     int threads = atoi(argv[2]);
     llama_log_set(quiet, NULL);
     llama_backend_init();
@@ -78,11 +78,13 @@ int main(int argc, char **argv) {
     cp.n_threads_batch = threads;
     cp.flash_attn_type =
         atoi(argv[3]) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    if (!strcmp(argv[5], "q8_0")) cp.type_k = cp.type_v = GGML_TYPE_Q8_0;
+    else if (strcmp(argv[5], "f16") != 0) return 2;
     struct llama_context *ctx = llama_init_from_model(model, cp);
     if (!ctx) return 1;
     int vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     struct llama_batch b = llama_batch_init(512, 0, 1);
-    if (argc == 8 && !strcmp(argv[5], "--logits")) return logits(ctx, &b, vocab, argv[6], argv[7]);
+    if (argc == 9 && !strcmp(argv[6], "--logits")) return logits(ctx, &b, vocab, argv[7], argv[8]);
     int32_t ids[8192];
     for (int i = 0; i < 8192; i++)
         ids[i] = 100 + (int)((unsigned)i * 2654435761u % (unsigned)(vocab - 200));
