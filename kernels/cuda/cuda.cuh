@@ -12,7 +12,8 @@
  * embed, the first kernel of a pass, triggers behind its pdl_wait: whatever was enqueued before the
  * pass is done when another kernel of the pass starts. Attention of generated rows and its
  * combining kernel therefore read rows, lists and pages that the pass does not write before their
- * pdl_wait.
+ * pdl_wait, rotation the rows. (A pass without embed begins behind a copy of its rows, which waits
+ * for everything.)
  *
  * Shapes are host arguments; contents are device memory. Nothing here reads device memory on the
  * host, allocates or waits outside of open, close, sync, download and record_*.

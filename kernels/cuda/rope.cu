@@ -7,10 +7,10 @@
  * one row's list: few rows are cut into many blocks, many rows get a block each. The angles are
  * computed once a block: reduction by pi/2 in double (position * inv_freq as the CPU has it, exact
  * to 1e-16), polynomials of the remainder in f32, which err by an ulp; they lie in shared memory
- * for all heads. A team of 8, 16 or 32 lanes takes a head, 4 neighbouring elements a lane and turn;
- * the other element of a pair comes through shared memory. The next head is loaded before the
- * current one is worked on. Heads are independent and a head's sum follows from head_dim alone, so
- * that no cut changes a bit. */
+ * for all heads, before the product's rows are waited for. A team of 8, 16 or 32 lanes takes a
+ * head, 4 neighbouring elements a lane and turn; the other element of a pair comes through shared
+ * memory. The next head is loaded before the current one is worked on. Heads are independent and a
+ * head's sum follows from head_dim alone, so that no cut changes a bit. */
 #include <string.h>
 
 #include "base/half.h"
@@ -246,20 +246,20 @@ __global__ void __launch_bounds__(THREADS, TURNS == 1 ? 5 : 3)
     int row_idx = blockIdx.y, n_teams = THREADS / a.team, team = threadIdx.x / a.team;
     int lane = threadIdx.x % a.team, n_items = a.n_heads + 2 * a.n_kv;
     int begin = blockIdx.x * stretch, end = min(begin + stretch, n_items);
-    float freq = 0.f;
-    if (a.inv_freq && threadIdx.x < a.dim / 2) freq = a.inv_freq[threadIdx.x];
+    /* Contents that no kernel of the pass writes: cuda.cuh. */
+    int position = __ldcg(a.position + row_idx), slot = __ldcg(a.slot_page + row_idx);
+    bool idle = __ldcg(a.row_seq + row_idx) < 0;
+    if (a.inv_freq && threadIdx.x < a.dim / 2) {
+        float2 cs = turn(position, a.inv_freq[threadIdx.x], a.scale);
+        cos[threadIdx.x] = cs.x;
+        sin[threadIdx.x] = cs.y;
+    }
     pdl_wait();
+    if (idle) return; /* the whole block */
     float *row = a.qkv + (size_t)row_idx * n_items * a.head_dim;
     int idx = begin + team;
     bool live = idx < end;
     part<TURNS> h = load_head<TURNS>(a, row, idx, live, lane);
-    int position = a.position[row_idx], slot = a.slot_page[row_idx];
-    if (a.row_seq[row_idx] < 0) return; /* idle: the whole block */
-    if (a.inv_freq && threadIdx.x < a.dim / 2) {
-        float2 cs = turn(position, freq, a.scale);
-        cos[threadIdx.x] = cs.x;
-        sin[threadIdx.x] = cs.y;
-    }
     uint8_t *page = slot < 0 ? NULL : a.base + (size_t)slot * a.page_stride;
     float *all = slots + (size_t)team * 4 * TURNS * a.team;
     __syncthreads();
