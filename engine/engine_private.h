@@ -297,9 +297,12 @@ void engine__states_tap(const struct engine *g, struct model_pass *pass);
  * stream order before anything that may take the pages of who left. */
 void engine__states_commit(struct engine *g, const struct engine_request *r, int n);
 int engine__states_note(struct engine *g, struct err *e);
-/* Enqueue scores of all blocks of `r`, which was in this pass, into `out` (backend). */
+/* Can a selector by states score quarters of blocks? */
+bool engine__states_tell_quarters(const struct engine *g, int selector);
+/* Enqueue scores of all blocks of `r`, which was in this pass, into `out` (backend), and of their
+ * quarters into `quarters`, NULL: not wanted. */
 int engine__states_score(struct engine *g, const struct engine_request *r, int selector, float *out,
-                         struct err *e);
+                         float *quarters, struct err *e);
 
 /* Can this engine do what these settings, over its own, ask for? E_UNSUPPORTED says what it would
  * take. asked: NULL, nothing. */

@@ -56,7 +56,13 @@ static int check_lists(const struct engine *g, const struct target_settings *s, 
                          "quarters %d: no room is kept for quarters of blocks; a server started "
                          "with --quarters 1 keeps it",
                          s->quarters);
-    if (z->list_layers == 0 || (by_head && z->list_heads == 1))
+    if (target_has_quarters(s) && s->selector == TARGET_SCORER &&
+        !engine__states_tell_quarters(g, TARGET_SCORER))
+        return err_raise(e, E_UNSUPPORTED,
+                         "quarters %d: the scorer that was loaded is none that measures quarters, "
+                         "as a late one does",
+                         s->quarters);
+    if (target_has_lists(s) && (z->list_layers == 0 || (by_head && z->list_heads == 1)))
         return err_raise(e, E_UNSUPPORTED,
                          "%s: no room is kept for so many lists; a server started with --lists %s "
                          "keeps it",
@@ -282,7 +288,7 @@ void engine__sparse_changed(struct engine *g, struct engine_request *r, int n_li
 /* Begin an epoch. What is ranked are the prompt's blocks, by the prefix as it is now; after a dense
  * pass of an exact answer, all that is final. */
 static int select_blocks(struct engine *g, struct engine_request *r, const float *score,
-                         float *scratch, struct err *e) {
+                         const float *quarter_score, float *scratch, struct err *e) {
     struct engine_sparsity *c = &r->sparsity;
     bool again = r->seen && c->n_selections > 0;
     struct target_view view = {.n_tokens = again ? r->n_kv : r->n_prompt,
@@ -294,9 +300,10 @@ static int select_blocks(struct engine *g, struct engine_request *r, const float
     int n = target_n_blocks(view.n_tokens);
     struct target_deep deep = engine__deep(g);
     bool first = !again && c->n_selections == 0;
-    /* One who saw nothing of layers, heads and quarters makes one list of blocks for all. */
+    /* One who saw nothing of layers and heads makes one list for all. */
     bool saw = first && r->sparse.selector == TARGET_OBSERVED;
     int n_lists = saw ? target_n_lists(&r->sparse, &deep) : 1;
+    const float *by_quarter = saw && r->quarters ? r->quarter_mass : quarter_score;
     if (again && r->sparse.selector == TARGET_OBSERVED) engine__exact_masses(r, n);
     else if (r->seen && r->sparse.selector == TARGET_OBSERVED) engine__exact_keep_prompt(r);
     view.mass = r->score;
@@ -307,13 +314,13 @@ static int select_blocks(struct engine *g, struct engine_request *r, const float
         float *own = r->score + (size_t)i * (size_t)n;
         view.mass = own;
         r->kept[i] = target_select(&r->sparse, &view, own, list_of(r, i));
-        if (saw && r->quarters)
+        if (by_quarter)
             target_select_quarters(&r->sparse, view.n_tokens,
-                                   r->quarter_mass + TARGET_QUARTERS * (size_t)i * (size_t)n,
+                                   by_quarter + TARGET_QUARTERS * (size_t)i * (size_t)n,
                                    list_of(r, i), r->kept[i], quarters_of(r, i));
     }
     r->n_ranked = n;
-    engine__sparse_changed(g, r, n_lists, saw && r->quarters);
+    engine__sparse_changed(g, r, n_lists, by_quarter != NULL);
     r->epoch = (struct target_epoch){.wide = r->wants_wide};
     g->live.n_sparse_requests += r->n_kept < n && c->n_selections == 0;
     g->live.n_selections++;
@@ -340,7 +347,7 @@ void engine__sparse_select(struct engine *g, struct engine_request *r) {
     r->wants_selection =
         target_by_states(r->sparse.selector) || r->sparse.recheck != TARGET_RECHECK_OFF;
     if (r->wants_selection) return;
-    int rc = select_blocks(g, r, NULL, NULL, NULL);
+    int rc = select_blocks(g, r, NULL, NULL, NULL, NULL);
     ASSERT(rc == 0); /* nothing is asked of the device */
 }
 
@@ -364,22 +371,34 @@ static int selector_of(const struct engine_request *r) {
     return r->sparsity.n_selections > 0 ? r->sparse.reselector : r->sparse.selector;
 }
 
+/* Will its next list, of an answer, by states, be of quarters? */
+static bool scores_quarters(const struct engine *g, const struct engine_request *r) {
+    return r->quarters && engine__decodes(r) && engine__states_tell_quarters(g, selector_of(r));
+}
+
 /* Scores of those that ask for a selection by states, in the lines of the masses, which were taken
  * in long since: score all, one way back, one wait. */
 static int score_all(struct engine *g, int *n_scored, struct err *e) {
     const struct kern_ops *ops = g->kern->ops;
     struct engine_batch *b = &g->batch;
-    size_t blocks = (size_t)b->pass.caps.max_blocks;
-    int n = 0, rc = 0;
+    size_t blocks = (size_t)b->pass.caps.max_blocks, n = 0;
+    bool quarters = false;
+    int rc = 0;
     for (int i = 0; i < g->n_running && !rc; i++) {
         struct engine_request *r = g->running[i];
         if (!r->wants_selection || !target_by_states(selector_of(r))) continue;
-        rc = engine__states_score(g, r, selector_of(r), (float *)b->mass.dev + (size_t)n++ * blocks,
-                                  e);
+        float *own = (float *)b->quarter_mass.dev + TARGET_QUARTERS * n * blocks;
+        quarters |= scores_quarters(g, r);
+        rc = engine__states_score(g, r, selector_of(r), (float *)b->mass.dev + n++ * blocks,
+                                  scores_quarters(g, r) ? own : NULL, e);
     }
-    *n_scored = n;
+    *n_scored = (int)n;
     if (rc || n == 0) return rc;
-    rc = ops->fetch(g->kern, b->mass.host, b->mass.dev, (size_t)n * blocks * sizeof(float), e);
+    size_t bytes = n * blocks * sizeof(float);
+    rc = ops->fetch(g->kern, b->mass.host, b->mass.dev, bytes, e);
+    if (!rc && quarters)
+        rc = ops->fetch(g->kern, b->quarter_mass.host, b->quarter_mass.dev, TARGET_QUARTERS * bytes,
+                        e);
     return rc ? rc : ops->sync(g->kern, e);
 }
 
@@ -393,15 +412,18 @@ int engine__sparse_renew(struct engine *g, struct err *e) {
         struct engine_request *r = g->running[i];
         if (!r->wants_selection) continue;
         float *lines = g->batch.mass.host, *free_line = lines + (size_t)n_scored * blocks;
-        float *score = NULL;
+        float *score = NULL, *quarters = NULL;
         if (target_by_states(selector_of(r))) {
+            if (scores_quarters(g, r))
+                quarters =
+                    (float *)g->batch.quarter_mass.host + TARGET_QUARTERS * (size_t)line * blocks;
             score = lines + (size_t)line++ * blocks;
             count_time(g, r, wait);
         }
         if (!engine__decodes(r)) {
             engine__prefill_select(g, r, score, free_line);
             trace(g, r);
-        } else if ((rc = select_blocks(g, r, score, free_line, e)) != 0) return rc;
+        } else if ((rc = select_blocks(g, r, score, quarters, free_line, e)) != 0) return rc;
     }
     return 0;
 }

@@ -91,14 +91,19 @@ int engine__states_note(struct engine *g, struct err *e) {
 
 /* ---- Scores ---- */
 
+bool engine__states_tell_quarters(const struct engine *g, int selector) {
+    return selector == TARGET_MEAN ||
+           (selector == TARGET_SCORER && g->sizes.scorer_shape.kind == KERN_SCORE_LATE);
+}
+
 int engine__states_score(struct engine *g, const struct engine_request *r, int selector, float *out,
-                         struct err *e) {
+                         float *quarters, struct err *e) {
     const struct engine_states *st = &g->batch.states;
     size_t cols = (size_t)g->sizes.state_cols, blocks = (size_t)g->batch.pass.caps.max_blocks;
     ASSERT(target_by_states(selector) && cols > 0);
-    const struct kern_scorer scorer = selector == TARGET_SCORER
-                                          ? *target_scorer_kern(g->scorer)
-                                          : target_scorer_plain(selector, g->sizes.state_cols);
+    struct kern_scorer scorer = selector == TARGET_SCORER
+                                    ? *target_scorer_kern(g->scorer)
+                                    : target_scorer_plain(selector, g->sizes.state_cols);
     struct kern_score_view v = {
         .plane = plane(g),
         .page = g->batch.pass.page[0].dev + (size_t)r->pass_idx * blocks,
@@ -106,5 +111,7 @@ int engine__states_score(struct engine *g, const struct engine_request *r, int s
         .n_tokens = r->n_kv,
     };
     int rc = g->kern->ops->score(g->kern, &scorer, &v, st->scratch, out);
+    scorer.by_quarter = true;
+    if (!rc && quarters) rc = g->kern->ops->score(g->kern, &scorer, &v, st->scratch, quarters);
     return rc ? err_raise(e, rc, "scoring %d tokens failed", r->n_kv) : 0;
 }

@@ -250,12 +250,14 @@ static inline bool kern_score_has_weights(enum kern_score s) {
 struct kern_scorer {
     enum kern_score kind;
     int cols;
-    int n_queries; /* 1..KERN_STATE_QUERIES newest states ask (fewer where fewer are there). LATE:
-                      each; others: their average by softmax(<q, q_i> / sqrt(cols)), q the newest,
-                      after norming; 1 is the newest itself */
-    bool normed;   /* queries and representatives are layer-normalised first: (x - mean) /
-                      sqrt(variance + 1e-5), no weights. MINMAX and BOUND: true */
-    bool by_first; /* the block's first token represents it instead of its mean (MEAN, MLP) */
+    int n_queries;   /* 1..KERN_STATE_QUERIES newest states ask (fewer where fewer are there). LATE:
+                        each; others: their average by softmax(<q, q_i> / sqrt(cols)), q the newest,
+                        after norming; 1 is the newest itself */
+    bool normed;     /* queries and representatives are layer-normalised first: (x - mean) /
+                        sqrt(variance + 1e-5), no weights. MINMAX and BOUND: true */
+    bool by_first;   /* the block's first token represents it instead of its mean (MEAN, MLP) */
+    bool by_quarter; /* MEAN, LATE: four numbers a block, each of a quarter alone; -infinity of one
+                        that is empty. Not by_first */
     int n_heads, head_dim;            /* LATE */
     const float *a, *b;               /* LATE: [n_heads * head_dim][cols] each */
     int width;                        /* MLP: W */
@@ -492,7 +494,7 @@ struct kern_ops {
                        const struct kern_plane *plane, const int32_t *page, int capacity,
                        float *ring);
 
-    /* One number a block of one sequence, f32 out[blocks of v->n_tokens]. */
+    /* One number a block of one sequence (by_quarter: four), f32 out[blocks of v->n_tokens]. */
     size_t (*score_scratch_bytes)(const struct kern *k, const struct kern_scorer *s, int n_blocks);
     int (*score)(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
                  void *scratch, float *out);

@@ -57,7 +57,12 @@ int target_lists_check(const struct target_settings *s, const struct target_deep
     if (s->lists > TARGET_LISTS_ONE && s->select2 > 0)
         return err_raise(e, E_INVALID, "lists \"%s\", select2 %d: each layer has its own list",
                          names[s->lists], s->select2);
-    if (s->selector > TARGET_OFF && !target_tells_apart(s->selector))
+    if (target_has_quarters(s) && s->selector > TARGET_OFF && !target_tells_quarters(s->selector))
+        return err_raise(e, E_INVALID,
+                         "sparse \"%s\", quarters %d: it measures blocks as a whole; \"observed\", "
+                         "\"mean\" and a scorer that is late measure quarters",
+                         target_selector_name(s->selector), s->quarters);
+    if (target_has_lists(s) && s->selector > TARGET_OFF && !target_tells_apart(s->selector))
         return err_raise(e, E_INVALID,
                          "sparse \"%s\", %s: only \"observed\" sees what each layer and head "
                          "looks at, others make one list of blocks for all",

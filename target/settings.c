@@ -356,7 +356,9 @@ struct target_settings target_settings_resolve(const struct target_settings *bas
     if (request->exact > 0)
         below.prefill = below.lists = below.select2 = below.quarters = TARGET_UNSET;
     if (request->selector != TARGET_UNSET && !target_tells_apart(request->selector))
-        below.lists = below.select2 = below.quarters = TARGET_UNSET;
+        below.lists = below.select2 = TARGET_UNSET;
+    if (request->selector != TARGET_UNSET && !target_tells_quarters(request->selector))
+        below.quarters = TARGET_UNSET;
     if (request->select2 > 0) below.lists = TARGET_UNSET;
     if (request->lists > TARGET_LISTS_ONE) below.select2 = TARGET_UNSET;
     if (request->recheck > TARGET_RECHECK_OFF || request->drop > 0)

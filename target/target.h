@@ -115,8 +115,8 @@ struct target_settings {
     int lists;   /* enum target_lists; default one. Others are made by `observed` alone, of what was
                     seen where they will be read */
     int select2; /* deep layers from this one on have a list of their own; 0 (default): none */
-    int quarters; /* of 4, of 16 tokens each, that are read of a kept block that is not pinned; of
-                     `observed` alone. 4 (default): all */
+    int quarters; /* of 4, of 16 tokens each, that are read of a kept block that is not pinned,
+                     where the selector measures quarters. 4 (default): all */
 };
 void target_settings_unset(struct target_settings *s); /* all of it */
 
@@ -237,10 +237,10 @@ int target_recheck(const struct target_settings *s, const struct target_view *vi
 int target_select(const struct target_settings *s, const struct target_view *view, float *score,
                   int32_t *kept);
 
-/* The quarters of each block of a list that `observed` made, bits 0..3: all of a pinned one (the
- * first, the newest window_blocks) and of every block where settings ask for all; of others the
- * settings' number, those that score best; ties go to the lower, NaN scores lowest. mass:
- * [n_blocks][4] f32 of the prefix's blocks, as target_view's. Into out [n_kept]; returns how many
+/* The quarters of each block of a list, bits 0..3: all of a pinned one (the first, the newest
+ * window_blocks) and of every block where settings ask for all; of others the settings' number,
+ * those that score best; ties go to the lower, NaN scores lowest. mass: [n_blocks][4] f32 of the
+ * prefix's blocks, masses or scores of who made the list. Into out [n_kept]; returns how many
  * in all. */
 int target_select_quarters(const struct target_settings *s, int n_tokens, const float *mass,
                            const int32_t *kept, int n_kept, uint8_t *out);
@@ -261,6 +261,10 @@ static inline bool target_has_quarters(const struct target_settings *s) {
 /* Can a selector tell them apart? */
 static inline bool target_tells_apart(int selector) {
     return selector == TARGET_OBSERVED || selector == TARGET_ALL;
+}
+/* And quarters? `scorer` where it is `late`. */
+static inline bool target_tells_quarters(int selector) {
+    return target_tells_apart(selector) || selector == TARGET_MEAN || selector == TARGET_SCORER;
 }
 /* Of settings that may be unset or are resolved: E_INVALID where they ask for lists beside what
  * makes one; where d is not NULL, E_RANGE where `select2` is none of the deep layers behind the

@@ -290,9 +290,13 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
     struct err e = {0};
     int32_t zero = 0, one = 1, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
     int32_t block[MOST_BLOCKS], page[MOST_BLOCKS];
+    uint8_t quarters[MOST_BLOCKS];
     bool generated = l->n >= n_prompt;
     bool mark = at >= n_prompt - 32; /* a generated row: its own */
     memcpy(block, l->all, sizeof block);
+    memset(quarters, 15, sizeof quarters);
+    for (int i = 0; list && i < list->n; i++)
+        if (list->quarters[i]) quarters[i] = list->quarters[i];
     if (list) {
         int first = (border + 63) / 64;
         n_deep = list->n;
@@ -328,7 +332,8 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
                              .block = block,
                              .n_blocks = &n_deep,
                              .capacity = MOST_BLOCKS,
-                             .seq_stride = 1},
+                             .seq_stride = 1,
+                             .quarters = quarters},
                    .taps = {.mass = generated ? l->row_mass
                                     : mark    ? l->mass
                                               : NULL,
@@ -417,6 +422,15 @@ static void loop_select(struct epoch_loop *l, const struct target_settings *s, i
     if (epoch > 0 && l->n >= l->n_prompt && s->drop > 0) view.used = l->used;
     loop_recheck(l, s, &view, attention);
     out->n = target_select(s, &view, l->work, out->kept);
+    memset(out->quarters, 0, sizeof out->quarters);
+    if (target_has_quarters(s) && l->n >= l->n_prompt &&
+        (selector == TARGET_MEAN || selector == TARGET_SCORER)) {
+        float score[4 * MOST_BLOCKS];
+        struct kern_scorer by = *scorer;
+        by.by_quarter = true;
+        assert_int_equal(l->k->ops->score(l->k, &by, &v, l->scratch, score), 0);
+        target_select_quarters(s, n_tokens, score, out->kept, out->n, out->quarters);
+    }
     for (int i = 0; i < MOST_BLOCKS; i++) l->used[i] = NAN;
     for (int i = 0; i < out->n; i++) l->used[out->kept[i]] = 0;
 }

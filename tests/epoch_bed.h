@@ -32,6 +32,7 @@ struct target_settings epoch_settings(int selector, int keep_blocks, int reselec
 struct epoch_list {
     int n;
     int32_t kept[MOST_BLOCKS];
+    uint8_t quarters[MOST_BLOCKS]; /* of the naive loop's; 0: all of the block */
 };
 
 struct epoch_record {

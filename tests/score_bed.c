@@ -215,10 +215,10 @@ static double product(const float *w, const double *x, int n) {
 }
 
 static double naive_late(const struct score_bed *b, const struct kern_scorer *s, double **q,
-                         int n_queries, int block) {
-    const int cols = s->cols, end = block * 64 + 64 < b->n_tokens ? block * 64 + 64 : b->n_tokens;
+                         int n_queries, int from, int end) {
+    const int cols = s->cols;
     double sum = 0;
-    for (int from = block * 64; from < end; from += 16) {
+    for (; from < end; from += 16) {
         double *r = state(b, s->normed, from, from + 16 < end ? from + 16 : end);
         for (int h = 0; h < s->n_heads; h++) {
             double dots[KERN_STATE_QUERIES] = {0};
@@ -277,10 +277,13 @@ void score_bed_naive(const struct score_bed *b, const struct kern_scorer *s, dou
     }
     for (int t = 0; t < n; t++)
         for (int i = 0; i < cols; i++) mean[i] += weight[t] / all * q[t][i];
-    for (int k = 0; k < b->n_blocks; k++) {
-        int from = k * 64, to = from + 64 < b->n_tokens ? from + 64 : b->n_tokens;
+    for (int k = 0; k < score_bed_n(b, s); k++) {
+        int size = s->by_quarter ? 16 : 64, from = k * size;
+        int to = from + size < b->n_tokens ? from + size : b->n_tokens;
+        out[k] = -INFINITY;
+        if (from >= to) continue;
         double *r = state(b, s->normed, from, s->by_first ? from + 1 : to);
-        if (s->kind == KERN_SCORE_LATE) out[k] = naive_late(b, s, q, n, k);
+        if (s->kind == KERN_SCORE_LATE) out[k] = naive_late(b, s, q, n, from, to);
         else if (s->kind == KERN_SCORE_MLP) out[k] = naive_mlp(s, mean, r);
         else {
             if (!kern_score_has_weights(s->kind) && s->kind != KERN_SCORE_MEAN)

@@ -46,7 +46,13 @@ void score_bed_free_scorer(struct kern_scorer *s);
  * goes by. */
 int score_bed_element(const struct score_bed *b, const struct kern_scorer *s, int *n);
 
-/* Scores by kernels.h's law. */
+/* How many numbers a scorer gives, and scores by kernels.h's law. */
+static inline int score_bed_n(const struct score_bed *b, const struct kern_scorer *s) {
+    return s->by_quarter ? 4 * b->n_blocks : b->n_blocks;
+}
+static inline bool score_bed_has_quarters(const struct kern_scorer *s) {
+    return s->kind == KERN_SCORE_LATE || (s->kind == KERN_SCORE_MEAN && !s->by_first);
+}
 void score_bed_naive(const struct score_bed *b, const struct kern_scorer *s, double *out);
 
 /* Kinds, options and shapes that the backends' tests go through. */

@@ -195,7 +195,8 @@ static void test_note_states_capacity(void) {
 
 static float *scores(struct kern *k, const struct kern_scorer *s, const struct kern_score_view *v,
                      int n_blocks) {
-    size_t bytes = k->ops->score_scratch_bytes(k, s, n_blocks);
+    int n = s->by_quarter ? n_blocks / 4 : n_blocks;
+    size_t bytes = k->ops->score_scratch_bytes(k, s, n);
     uint8_t *scratch = aligned_alloc(64, bytes / 64 * 64 + 128);
     float *out = malloc(((size_t)n_blocks + 1) * 4);
     assert_true(scratch && out);
@@ -211,36 +212,49 @@ static float *scores(struct kern *k, const struct kern_scorer *s, const struct k
 
 /* f32 sums of a few thousand terms: 2e-5 of the score and of 1, five times that where one column is
  * up to 100 times the others; the reference rounds once. */
+static void check_naive(const struct score_case *c, bool by_quarter) {
+    struct score_bed b;
+    struct kern_scorer s;
+    score_bed_case(c, &b, &s);
+    s.by_quarter = by_quarter;
+    score_bed_naive_note(&b, 0, b.n_tokens);
+    struct kern_score_view v = score_bed_view(&b);
+    int n_all = score_bed_n(&b, &s);
+    double *want = calloc((size_t)n_all, sizeof *want);
+    assert_non_null(want);
+    score_bed_naive(&b, &s, want);
+    float *first = NULL;
+    for (int i = 0; i < N_BACKENDS; i++) {
+        struct kern *k = backend(i);
+        if (!k) continue;
+        float *got = scores(k, &s, &v, n_all);
+        bool exact = backends[i].precision == KERN_REFERENCE;
+        double tolerance = exact ? 2e-6 : c->massive > 1 ? 1e-4 : 2e-5;
+        for (int n = 0; n < n_all; n++)
+            if ((double)got[n] != want[n] &&
+                !(fabs((double)got[n] - want[n]) <= tolerance * (1 + fabs(want[n]))))
+                fail_msg("%s%s, backend %d: number %d is %.9g, not %.9g", score_case_name(c),
+                         by_quarter ? ", quarters" : "", i, n, (double)got[n], want[n]);
+        if (first && !exact && memcmp(first, got, (size_t)n_all * 4) != 0)
+            fail_msg("%s: backend %d has other bits", score_case_name(c), i);
+        if (first) free(got);
+        else first = got;
+        k->ops->close(k);
+    }
+    free(first), free(want);
+    score_bed_free_scorer(&s);
+    score_bed_close(&b);
+}
+
 static void test_score_naive(void) {
+    for (int c = 0; c < n_score_cases; c++) check_naive(&score_cases[c], false);
+}
+
+static void test_score_quarters(void) {
     for (int c = 0; c < n_score_cases; c++) {
-        struct score_bed b;
-        struct kern_scorer s;
-        score_bed_case(&score_cases[c], &b, &s);
-        score_bed_naive_note(&b, 0, b.n_tokens);
-        struct kern_score_view v = score_bed_view(&b);
-        double *want = calloc((size_t)b.n_blocks, sizeof *want);
-        assert_non_null(want);
-        score_bed_naive(&b, &s, want);
-        float *first = NULL;
-        for (int i = 0; i < N_BACKENDS; i++) {
-            struct kern *k = backend(i);
-            if (!k) continue;
-            float *got = scores(k, &s, &v, b.n_blocks);
-            bool exact = backends[i].precision == KERN_REFERENCE;
-            double tolerance = exact ? 2e-6 : score_cases[c].massive > 1 ? 1e-4 : 2e-5;
-            for (int n = 0; n < b.n_blocks; n++)
-                if (!(fabs((double)got[n] - want[n]) <= tolerance * (1 + fabs(want[n]))))
-                    fail_msg("%s, backend %d: block %d is %.9g, not %.9g",
-                             score_case_name(&score_cases[c]), i, n, (double)got[n], want[n]);
-            if (first && !exact && memcmp(first, got, (size_t)b.n_blocks * 4) != 0)
-                fail_msg("%s: backend %d has other bits", score_case_name(&score_cases[c]), i);
-            if (first) free(got);
-            else first = got;
-            k->ops->close(k);
-        }
-        free(first), free(want);
-        score_bed_free_scorer(&s);
-        score_bed_close(&b);
+        const struct kern_scorer s = {.kind = score_cases[c].kind,
+                                      .by_first = score_cases[c].by_first};
+        if (score_bed_has_quarters(&s)) check_naive(&score_cases[c], true);
     }
 }
 
@@ -339,6 +353,7 @@ const struct test tests[] = {
     {"note_states_bounds_nan", TEST_QUICK, 20000, test_note_states_bounds_nan},
     {"note_states_capacity", TEST_QUICK, 20000, test_note_states_capacity},
     {"score_naive", TEST_QUICK, 60000, test_score_naive},
+    {"score_quarters", TEST_QUICK, 60000, test_score_quarters},
     {"score_places", TEST_QUICK, 60000, test_score_places},
     {"score_nan", TEST_QUICK, 60000, test_score_nan},
     {"score_nothing", TEST_QUICK, 20000, test_score_nothing},

@@ -75,6 +75,42 @@ static void test_epochs_naive(void) {
     engine_close(g);
 }
 
+/* Quarters of blocks by the states' own measure, at a prompt's end and inside answers. */
+static void test_epochs_quarters(void) {
+    static struct epoch_record records[MOST_REQUESTS], want, whole;
+    static const int kinds[][4] = {{TARGET_MEAN, TARGET_MEAN, 640, 1},
+                                   {TARGET_SCORER, TARGET_MEAN, 700, 2},
+                                   {TARGET_MEAN, TARGET_RECENT, 577, 3}};
+    static struct epoch_loop l;
+    struct target_scorer *loaded;
+    struct target_scorer_file *f = epoch_scorer(false);
+    struct engine_options o;
+    struct engine_submit_options s;
+    epoch_options(&o);
+    o.sparse.quarters = 1;
+    o.scorer_path = epoch_scorer_file(f);
+    struct engine *g = epoch_open(&o, records);
+    unlink(o.scorer_path);
+    epoch_loop_open(&l, &loaded, f);
+    for (int k = 0; k < 3; k++) {
+        struct target_settings of = epoch_settings(kinds[k][0], 5, 9);
+        of.reselector = kinds[k][1];
+        of.quarters = kinds[k][3];
+        epoch_request(k, kinds[k][2], TINY_SLOW ? 20 : 60, &records[k], &s);
+        s.sparse = &of;
+        epoch_run(g, &s, &records[k]);
+        epoch_naive(&l, &of, NULL, s.params.seed, &records[k], &want);
+        epoch_assert_same(&records[k], &want, target_selector_name(of.selector));
+        of.quarters = 4; /* what is left out has a say */
+        epoch_naive(&l, &of, NULL, s.params.seed, &records[k], &whole);
+        assert_true(whole.row[1] != want.row[1]);
+    }
+    target_scorer_close(loaded);
+    target_scorer_free(f);
+    epoch_loop_close(&l);
+    engine_close(g);
+}
+
 /* Selectors by bounds, on a server that keeps what they go by. */
 static void test_epochs_bounds(void) {
     static struct epoch_record records[MOST_REQUESTS], want;
@@ -605,6 +641,7 @@ const struct test tests[] = {
     {"epochs_recheck", TEST_QUICK, 60000, test_epochs_recheck},
     {"epochs_recheck_exact", TEST_QUICK, 20000, test_epochs_recheck_exact},
     {"epochs_bounds", TEST_QUICK, 60000, test_epochs_bounds},
+    {"epochs_quarters", TEST_QUICK, 60000, test_epochs_quarters},
     {"epochs_scorer", TEST_QUICK, 120000, test_epochs_scorer},
     {"epochs_dense", TEST_QUICK, 60000, test_epochs_dense},
     {"epochs_plan", TEST_QUICK, 20000, test_epochs_plan},

@@ -684,7 +684,7 @@ static void test_lists_refused(void) {
     of = settings(TWO_QUARTERS, 4, 0);
     refused(g, of, E_UNSUPPORTED, "quarters 2: no room is kept");
     of.selector = TARGET_RANDOM;
-    refused(g, of, E_INVALID, "sparse \"random\", quarters: only \"observed\"");
+    refused(g, of, E_INVALID, "sparse \"random\", quarters 2: it measures blocks as a whole");
     of.quarters = 0;
     refused(g, of, E_RANGE, "quarters is 0, allowed is [1, 4]");
     engine_close(g);

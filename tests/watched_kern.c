@@ -132,6 +132,7 @@ static void copy_plane(struct kern_plane *to, const struct kern_plane *from) {
 }
 static void copy_scorer(struct kern_scorer *to, const struct kern_scorer *from) {
     COPY(kind), COPY(cols), COPY(n_queries), COPY(normed), COPY(by_first), COPY(n_heads);
+    COPY(by_quarter);
     COPY(head_dim), COPY(a), COPY(b), COPY(width), COPY(ln_weight), COPY(ln_bias);
     COPY(w1), COPY(b1), COPY(w2), COPY(b2);
 }

@@ -157,6 +157,8 @@ static void check_scorer(const struct kern_scorer *s) {
     if (s->kind == KERN_SCORE_LATE)
         ASSERT(s->n_heads > 0 && s->head_dim > 0 && s->n_heads <= CPU_MAX_COLS / s->head_dim &&
                !s->by_first);
+    ASSERT(!s->by_quarter || (s->kind == KERN_SCORE_LATE) ||
+           (s->kind == KERN_SCORE_MEAN && !s->by_first));
     if (s->kind == KERN_SCORE_MINMAX || s->kind == KERN_SCORE_BOUND)
         ASSERT(s->normed && !s->by_first);
     if (s->kind == KERN_SCORE_MLP)

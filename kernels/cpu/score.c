@@ -298,7 +298,11 @@ static void late(const struct score_job *j, const struct layout *l, const struct
                     o->term + ((size_t)h * (size_t)j->n_queries + (size_t)t) * LANES);
     for (size_t i = 0; i < (size_t)n_terms * LANES; i++) o->term[i] *= scale;
     log_sum(o->term, n_terms, most, sum);
-    for (int b = 0; b < n_blocks; b++) {
+    for (int lane = 0; s->by_quarter && lane < 4 * n_blocks; lane++)
+        j->out[4 * block + lane] = score_quarter_tokens(score_tokens(j, block + lane / 4), lane % 4)
+                                       ? most[lane] + logf(sum[lane])
+                                       : -INFINITY;
+    for (int b = 0; !s->by_quarter && b < n_blocks; b++) {
         const int tokens = score_tokens(j, block + b);
         const float *m = most + 4 * b;
         float top = m[0], all = 0;
@@ -355,6 +359,21 @@ static void mlp(const struct score_job *j, const struct layout *l, const struct 
     memcpy(j->out + block, score, (size_t)n_blocks * sizeof *score);
 }
 
+/* What represents a block, or each of its quarters, times the query. */
+static void plain(const struct score_job *j, const struct layout *l, int block, float *r) {
+    const float scale = sqrtf((float)j->s->cols);
+    for (int q = 0; j->s->by_quarter && q < 4; q++) {
+        float *out = j->out + 4 * block + q;
+        *out = -INFINITY;
+        if (!score_quarter_tokens(score_tokens(j, block), q)) continue;
+        mean(j, block, q, q + 1, r);
+        *out = dot(l->average, r, j->s->cols) / scale;
+    }
+    if (j->s->by_quarter) return;
+    representative(j, block, r);
+    j->out[block] = dot(l->average, r, j->s->cols) / scale;
+}
+
 static void blocks(const struct score_job *j, int idx, int n_threads) {
     const struct layout l = layout(j);
     const struct own o = own_of(j, idx);
@@ -366,10 +385,7 @@ static void blocks(const struct score_job *j, int idx, int n_threads) {
         if (j->s->kind == KERN_SCORE_LATE) late(j, &l, &o, b, n);
         else if (j->s->kind == KERN_SCORE_MLP) mlp(j, &l, &o, b, n);
         else
-            for (int i = b; i < b + n; i++) {
-                representative(j, i, o.r);
-                j->out[i] = dot(l.average, o.r, j->s->cols) / sqrtf((float)j->s->cols);
-            }
+            for (int i = b; i < b + n; i++) plain(j, &l, i, o.r);
     }
 }
 

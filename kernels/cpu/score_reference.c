@@ -132,12 +132,14 @@ static void representative(const struct score_job *j, int block, double *r) {
     if (j->s->normed) standardise(r, cols);
 }
 
-static double late(const struct score_job *j, const struct layout *l, int block, double *own) {
+/* Of quarters [first, last). */
+static double late(const struct score_job *j, const struct layout *l, int block, int first,
+                   int last, double *own) {
     const struct kern_scorer *s = j->s;
     const int n = projected(s), tokens = score_tokens(j, block);
     double *r = own, *br = own + 3 * (size_t)s->cols, *term = br + n, most = -INFINITY, sum = 0;
     int n_terms = 0;
-    for (int quarter = 0; quarter < 4 && score_quarter_tokens(tokens, quarter); quarter++) {
+    for (int quarter = first; quarter < last && score_quarter_tokens(tokens, quarter); quarter++) {
         mean(j, block, quarter, quarter + 1, r);
         for (int i = 0; i < n; i++)
             br[i] = dot_weight(s->b + (size_t)i * (size_t)s->cols, r, s->cols);
@@ -174,6 +176,20 @@ static double mlp(const struct score_job *j, const struct layout *l, int block, 
     return out;
 }
 
+static void quarters(const struct score_job *j, const struct layout *l, int block, double *own) {
+    for (int q = 0; q < 4; q++) {
+        double score = -INFINITY;
+        if (score_quarter_tokens(score_tokens(j, block), q)) {
+            if (j->s->kind == KERN_SCORE_LATE) score = late(j, l, block, q, q + 1, own);
+            else {
+                mean(j, block, q, q + 1, own);
+                score = dot(l->average, own, j->s->cols) / sqrt(j->s->cols);
+            }
+        }
+        j->out[4 * block + q] = (float)score;
+    }
+}
+
 static void blocks(const struct score_job *j, int idx, int n_threads) {
     const struct layout l = layout(j);
     double *own = l.own + (size_t)idx * own_doubles(j->s);
@@ -181,7 +197,11 @@ static void blocks(const struct score_job *j, int idx, int n_threads) {
     threads_split(j->n_blocks, 1, idx, n_threads, &begin, &end);
     for (int b = begin; b < end; b++) {
         double score;
-        if (j->s->kind == KERN_SCORE_LATE) score = late(j, &l, b, own);
+        if (j->s->by_quarter) {
+            quarters(j, &l, b, own);
+            continue;
+        }
+        if (j->s->kind == KERN_SCORE_LATE) score = late(j, &l, b, 0, 4, own);
         else if (j->s->kind == KERN_SCORE_MLP) score = mlp(j, &l, b, own);
         else {
             representative(j, b, own);

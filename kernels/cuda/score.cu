@@ -24,7 +24,7 @@ struct score_args {
     score_planes planes;
     const float *ring;
     int n_queries;
-    bool normed, by_first;
+    bool normed, by_first, by_quarter;
     int minmax, spread;       /* MINMAX, BOUND: first of the two rows of a plane, else 0 */
     int n_heads, head_dim, n; /* n: rows of A and B, or units */
     const float *a, *b, *ln_weight, *ln_bias, *w1, *b1, *w2, *b2;
@@ -316,17 +316,19 @@ __device__ static inline float head_dots(const score_args &a, int first, int t, 
     return shift;
 }
 
-/* A thread has one query of one head, or several; its terms of four blocks. */
-template <typename T>
+/* A thread has one query of one head, or several; its terms of four blocks, joined by block or by
+ * quarter. */
+template <typename T, bool QUARTERS>
 static __global__ void __launch_bounds__(LATE_THREADS) late_kernel(score_args a) {
-    __shared__ log_sum part[LATE_THREADS / 32][LATE_BLOCKS];
+    constexpr int N = QUARTERS ? LATE_ROWS : LATE_BLOCKS, EACH = QUARTERS ? 1 : 4;
+    __shared__ log_sum part[LATE_THREADS / 32][N];
     pdl_wait();
     pdl_trigger();
     const int first = blockIdx.x * LATE_ROWS, n_terms = a.n_queries * a.n_heads;
     const float scale = 1.f / sqrtf((float)a.head_dim);
-    log_sum s[LATE_BLOCKS];
+    log_sum s[N];
 #pragma unroll
-    for (int b = 0; b < LATE_BLOCKS; b++) s[b] = {-INFINITY, 0.f};
+    for (int b = 0; b < N; b++) s[b] = {-INFINITY, 0.f};
     for (int i = threadIdx.x; i < n_terms; i += LATE_THREADS) {
         float dot[LATE_ROWS];
         const float shift = head_dots<T>(a, first, i % a.n_queries, i / a.n_queries, dot);
@@ -336,11 +338,11 @@ static __global__ void __launch_bounds__(LATE_THREADS) late_kernel(score_args a)
             if (block >= a.planes.n_blocks || !score_quarter_tokens(a.planes, block, r % 4))
                 continue;
             const score_row row = a.row[first + r];
-            s[r / 4] = join(s[r / 4], {(row.d * dot[r] - row.mean * shift) * scale, 1.f});
+            s[r / EACH] = join(s[r / EACH], {(row.d * dot[r] - row.mean * shift) * scale, 1.f});
         }
     }
 #pragma unroll
-    for (int b = 0; b < LATE_BLOCKS; b++) {
+    for (int b = 0; b < N; b++) {
 #pragma unroll
         for (int k = 16; k; k /= 2)
             s[b] =
@@ -348,11 +350,11 @@ static __global__ void __launch_bounds__(LATE_THREADS) late_kernel(score_args a)
         if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][b] = s[b];
     }
     __syncthreads();
-    const int b = threadIdx.x, block = first / 4 + b;
-    if (b >= LATE_BLOCKS || block >= a.planes.n_blocks) return;
+    const int b = threadIdx.x, at = first / EACH + b;
+    if (b >= N || at >= a.planes.n_blocks * (QUARTERS ? 4 : 1)) return;
     log_sum all = part[0][b];
     for (int w = 1; w < LATE_THREADS / 32; w++) all = join(all, part[w][b]);
-    a.out[block] = all.most + logf(all.sum);
+    a.out[at] = all.most + logf(all.sum); /* -infinity of an empty quarter */
 }
 
 /* ---- Without weights, and MLP ---- */
@@ -387,6 +389,33 @@ __device__ static void corner(const score_args &a, int block, float *r) {
         const float q = a.average[i];
         if (a.minmax) r[i] = q >= 0 ? low[cols + i] : low[i];
         else r[i] = mean[i] + copysignf(sqrtf(mean[cols + i] / tokens), q);
+    }
+}
+
+/* The mean of a quarter that is not empty, likewise. */
+__device__ static void quarter_mean(const score_args &a, int block, int quarter, float *r,
+                                    float *smem) {
+    const int cols = a.planes.cols, tokens = score_quarter_tokens(a.planes, block, quarter);
+    const float *sum = score_plane(a.planes, block) + (size_t)quarter * cols;
+    for (int i = threadIdx.x; i < cols; i += THREADS) r[i] = sum[i] / tokens;
+    if (a.normed) standardise(r, cols, smem);
+}
+
+static __global__ void __launch_bounds__(THREADS, 4) mean_quarters_kernel(score_args a) {
+    __shared__ float smem[32];
+    pdl_wait();
+    pdl_trigger();
+    const int cols = a.planes.cols;
+    float *r = a.x + (size_t)blockIdx.x * cols;
+    for (int row = blockIdx.x; row < 4 * a.planes.n_blocks; row += gridDim.x) {
+        const bool empty = !score_quarter_tokens(a.planes, row / 4, row % 4);
+        float dot = 0;
+        if (!empty) {
+            quarter_mean(a, row / 4, row % 4, r, smem);
+            for (int i = threadIdx.x; i < cols; i += THREADS) dot = fmaf(a.average[i], r[i], dot);
+            dot = block_sum(dot, smem);
+        }
+        if (threadIdx.x == 0) a.out[row] = empty ? -INFINITY : dot / sqrtf((float)cols);
     }
 }
 
@@ -482,6 +511,8 @@ static void check(const struct kern_scorer *s) {
     if (s->kind == KERN_SCORE_MLP) ASSERT(s->width > 0 && !s->ln_weight == !s->ln_bias);
     if (s->kind == KERN_SCORE_MINMAX || s->kind == KERN_SCORE_BOUND)
         ASSERT(s->normed && !s->by_first);
+    if (s->by_quarter)
+        ASSERT((s->kind == KERN_SCORE_LATE || s->kind == KERN_SCORE_MEAN) && !s->by_first);
 }
 
 size_t kern_cuda_score_scratch_bytes(const struct kern *k, const struct kern_scorer *s,
@@ -505,8 +536,12 @@ static int late(struct cuda_ctx *c, const score_args &a, bool aligned) {
                                  {a.planes, a.n, a.normed, a.split, a.b_unit, a.row, a.product});
     if (rc) return rc;
     const int grid = (n_blocks + LATE_BLOCKS - 1) / LATE_BLOCKS;
-    if (a.head_dim % 4 == 0) return CUDA_LAUNCH(c, late_kernel<float4>, grid, LATE_THREADS, 0, a);
-    return CUDA_LAUNCH(c, late_kernel<float>, grid, LATE_THREADS, 0, a);
+    const bool wide = a.head_dim % 4 == 0;
+    if (a.by_quarter && wide)
+        return CUDA_LAUNCH(c, (late_kernel<float4, true>), grid, LATE_THREADS, 0, a);
+    if (a.by_quarter) return CUDA_LAUNCH(c, (late_kernel<float, true>), grid, LATE_THREADS, 0, a);
+    if (wide) return CUDA_LAUNCH(c, (late_kernel<float4, false>), grid, LATE_THREADS, 0, a);
+    return CUDA_LAUNCH(c, (late_kernel<float, false>), grid, LATE_THREADS, 0, a);
 }
 
 static int mlp(struct cuda_ctx *c, const score_args &a, bool aligned) {
@@ -545,7 +580,7 @@ int kern_cuda_score(struct kern *k, const struct kern_scorer *s, const struct ke
                 s->cols};
     a.ring = v->ring;
     a.n_queries = s->n_queries < v->n_tokens ? s->n_queries : v->n_tokens;
-    a.normed = s->normed, a.by_first = s->by_first;
+    a.normed = s->normed, a.by_first = s->by_first, a.by_quarter = s->by_quarter;
     if (s->kind == KERN_SCORE_MINMAX) a.minmax = kern_plane_minmax(&v->plane);
     if (s->kind == KERN_SCORE_BOUND) a.spread = kern_plane_spread(&v->plane);
     a.n_heads = s->n_heads, a.head_dim = s->head_dim, a.n = product_rows(s);
@@ -561,5 +596,7 @@ int kern_cuda_score(struct kern *k, const struct kern_scorer *s, const struct ke
     rc = CUDA_LAUNCH(c, pool_kernel, 1, POOL_THREADS, 0, a);
     if (rc) return rc;
     if (s->kind == KERN_SCORE_MLP) return mlp(c, a, aligned);
-    return CUDA_LAUNCH(c, mean_kernel, (unsigned)mean_grid(n_blocks), THREADS, 0, a);
+    const unsigned grid = (unsigned)mean_grid(n_blocks);
+    if (s->by_quarter) return CUDA_LAUNCH(c, mean_quarters_kernel, grid, THREADS, 0, a);
+    return CUDA_LAUNCH(c, mean_kernel, grid, THREADS, 0, a);
 }
