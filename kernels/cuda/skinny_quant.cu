@@ -31,7 +31,18 @@
  *
  * H200, 4096 x 14336, us, 1 and 8 rows (bytes alone): Q8_0 16.2, 18.3 (13.7); Q4_K 10.9, 14.4
  * (7.3); Q4_0 10.3, 12.7 (7.3); Q4_1 11.4, 13.7 (8.1); Q5_0 12.9 (8.9); Q5_1 13.3 (9.7); Q5_K
- * 13.5, 15.9 (8.9); Q6_K 17.5, 17.9 (10.6). */
+ * 13.5, 15.9 (8.9); Q6_K 17.5, 17.9 (10.6).
+ *
+ * Tried on an H200, with right results but slower; Q4_K, 4096 x 14336, 1 and 8 rows, where this
+ * takes 10.7 and 14.3 us. The reasons are guesses, no profile was taken.
+ *   All of a block's x at once, by bulk copies into a place that its warps share: 12.3.
+ *   That, and clusters of 8 or 4 blocks that share K, for 8 rows: 26 and 21 (if fewer clusters than
+ *   16 of 8 are on the chip at once, a second round of strips runs nearly empty).
+ *   Half tiles as units of the ring, each with the scales: 14.3, 13.7 by bulk copies, 12.0, 13.8 by
+ *   cp.async, whatever part of the ring is asked for at a time (a quarter more instructions).
+ *   The next kernel let in when 0..4 slots are left to fill: from 0.5 us less, for 8 rows and half
+ *   tiles, to 3 us more, for Q8_0 (where a block ends early its SM may get two blocks of the next
+ *   kernel; with 128 blocks of equal shares, which leave SMs free, half tiles took 18.5). */
 
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/quant.cuh"
