@@ -33,8 +33,9 @@ struct bed {
     const char *target, *draft;
     struct engine_options o;
     int n_requests, n_out;
-    int n_alone; /* requests of a run that is not in batches, the first ones; 0: all. Without
-                    speculation all run alone */
+    int n_alone; /* requests of a run that is not in batches, spread over all, others in each run;
+                    0: a fifth where there are batches too, else all. With lookup or a window alone
+                    the first ones, 0: all; without speculation always all */
     bool gumbel;
     bool sampled;     /* drawn without Gumbel noise: where tokens are the target's own draws */
     const int *exact; /* [n_exact] of the runs in turn, beside dense ones without; n_exact 0: off */

@@ -524,8 +524,10 @@ static void test_distill_repeats(void) {
         RUN(out_path[0], "--threads", "1");
         RUN(out_path[1], "--threads", "2");
         assert_same_file(out_path[0], out_path[1], true);
-        RUN(out_path[1], "--threads", "1", "--seed", "2");
-        assert_same_file(out_path[0], out_path[1], false);
+        if (!TEST_SANITIZED) { /* the same ways with other numbers */
+            RUN(out_path[1], "--threads", "1", "--seed", "2");
+            assert_same_file(out_path[0], out_path[1], false);
+        }
         RUN(out_path[1], "--threads", "1", "--checkpoint", keep_path);
         assert_same_file(out_path[0], out_path[1], true);
         struct file f;
