@@ -39,15 +39,18 @@ ALWAYS_INLINE iv i_set1(int32_t x) {
 ALWAYS_INLINE column i_column(iv k) {
     return (column){k};
 }
+/* By hand, as the compiler copies sums that it need not and has no registers left for them. */
 ALWAYS_INLINE iv i_dot4(iv acc, column k, iv q) {
-    return _mm512_dpbusd_epi32(acc, k.u, q);
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(k.u), "v"(q));
+    return acc;
 }
 /* VL pairs of bytes as pairs of 16 bits. */
 ALWAYS_INLINE iv i_load_pairs(const void *p) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
 ALWAYS_INLINE iv i_dot2(iv acc, iv v, iv w) {
-    return _mm512_dpwssd_epi32(acc, v, w);
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(v), "v"(w));
+    return acc;
 }
 ALWAYS_INLINE vf i_to_f(iv a) {
     return _mm512_cvtepi32_ps(a);
