@@ -18,7 +18,7 @@
  *
  * GENERATED ROWS. The query (scaled) is cut into the same groups, of 16 bits: with top its group's
  * largest magnitude, d = top / 32258, n = round_half_even(q * (32258 / top)) = 254 high + low, both
- * in -127..127. (With 8 bits alone KL to the reference grows by a third.) A score is, over groups
+ * in -127..127. (So nothing is lost but what K lost.) A score is, over groups
  * in order, from 0,
  *   fma((f32) dot, s * d, score)
  * where dot = 254 (high . K) + low . K, in integers, is exact. Values go page by page: with w[t] =
