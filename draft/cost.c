@@ -273,7 +273,7 @@ static void remember(struct draft_cost_point *p, double kv, double ns) {
 }
 
 void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, double ns) {
-    if (n_rows < 1 || !(ns > 0) || !isfinite(ns) || !(kv_tokens >= 0) || !isfinite(kv_tokens))
+    if (n_rows < 1 || !(ns >= 1) || !isfinite(ns) || !(kv_tokens >= 0) || !isfinite(kv_tokens))
         return;
     int i = nearest(n_rows);
     struct draft_cost_point *p = &c->at[i];

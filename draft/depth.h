@@ -37,7 +37,7 @@ struct draft_cost {
 void draft_cost_init(struct draft_cost *c);
 /* A pass of n_rows generated rows took ns. A pass that was held up moves nothing by more than 3 %;
  * twice as slow for good is believed within about 50 passes, also of the row counts that were not
- * seen meanwhile. Ignores what is no positive finite time. */
+ * seen meanwhile. Ignores what is no finite time of a nanosecond or more. */
 void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, double ns);
 /* Predicted ns of a pass; 0 while nothing is known. Monotone in rows and kv; rows that were never
  * seen are interpolated or extrapolated from those that were. */

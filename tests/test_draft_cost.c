@@ -37,6 +37,7 @@ static void test_cost_learns(void) {
     assert_false(draft_cost_known(&c, 1, 0));
     draft_cost_observe(&c, 0, 0, 1e6);
     draft_cost_observe(&c, 1, 0, -1);
+    draft_cost_observe(&c, 1, 0, 1e-300);
     draft_cost_observe(&c, 1, 0, NAN);
     draft_cost_observe(&c, 1, 0, INFINITY);
     draft_cost_observe(&c, 1, NAN, 1e6);
