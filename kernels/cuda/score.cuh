@@ -23,6 +23,23 @@ __device__ static inline int score_quarter_tokens(const score_planes &p, int blo
 
 enum { SCORE_TILE = 128 }; /* rows and outputs of a block of a product */
 
+/* 16 bytes on their way to shared memory (cp.async): the floats of src[0..n_floats), zeros behind
+ * them. ALIGNED: src is, to 16 bytes, and n_floats is 4 or more, or none. */
+template <bool ALIGNED>
+__device__ static inline void score_copy(uint32_t dst, const float *src, int n_floats) {
+    if constexpr (ALIGNED) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+                     "r"(n_floats > 0 ? 16 : 0)
+                     : "memory");
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst + 4 * i),
+                         "l"(i < n_floats ? src + i : src), "r"(i < n_floats ? 4 : 0)
+                         : "memory");
+    }
+}
+
 /* A row's two numbers, and a unit's four: y = d (sum + query - mean * weight) + bias, then second *
  * GELU(y). */
 struct score_row {

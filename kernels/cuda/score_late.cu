@@ -48,20 +48,6 @@ static constexpr int smem_bytes(int stages) {
 __device__ static inline uint32_t piece_at(int row, int piece) {
     return (uint32_t)(row * PITCH + (piece ^ row / 2 % 4) * 16);
 }
-template <bool ALIGNED>
-__device__ static inline void copy_floats(uint32_t dst, const float *src, int n_floats) {
-    if constexpr (ALIGNED) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                     "r"(n_floats > 0 ? 16 : 0)
-                     : "memory");
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst + 4 * i),
-                         "l"(i < n_floats ? src + i : src), "r"(i < n_floats ? 4 : 0)
-                         : "memory");
-    }
-}
 __device__ static inline void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -93,16 +79,16 @@ __device__ static inline void load_stage(const score_late_product &p, uint32_t r
             const int col = k + 4 * piece, left = p.planes.cols - col;
             const float *x = x_row[row];
             const bool has = x && left > 0;
-            copy_floats<ALIGNED>(raw + row * 128 + (piece ^ row % 8) * 16,
-                                 has ? x + col : (const float *)p.split, has ? left : 0);
+            score_copy<ALIGNED>(raw + row * 128 + (piece ^ row % 8) * 16,
+                                has ? x + col : (const float *)p.split, has ? left : 0);
         }
 #pragma unroll
         for (int i = 0; i < SCORE_TILE * 8 / THREADS; i++) {
             const int at = (int)threadIdx.x + i * THREADS, row = at / 4 % SCORE_TILE;
             const int low = at / 4 / SCORE_TILE, output = first_output + row;
             const __half *from = p.split + ((size_t)low * p.n + output) * stride + k + at % 4 * 8;
-            copy_floats<true>(b + low * HALF_BYTES + piece_at(row, at % 4),
-                              (const float *)(output < p.n ? from : p.split), output < p.n ? 4 : 0);
+            score_copy<true>(b + low * HALF_BYTES + piece_at(row, at % 4),
+                             (const float *)(output < p.n ? from : p.split), output < p.n ? 4 : 0);
         }
     }
     copy_commit();

@@ -23,21 +23,6 @@ enum {
     SMEM_BYTES = STAGES * STAGE_BYTES, /* 96 KB: every chip has it */
 };
 
-template <bool ALIGNED>
-__device__ static inline void copy_chunk(uint32_t dst, const float *src, int n_floats) {
-    if constexpr (ALIGNED) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
-                     "r"(n_floats > 0 ? 16 : 0)
-                     : "memory");
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst + 4 * i),
-                         "l"(i < n_floats ? src + i : src), "r"(i < n_floats ? 4 : 0)
-                         : "memory");
-    }
-}
-
 /* Columns [k, k + 32) of 128 rows, zeros where there is none. x_row: NULL, behind the last row. */
 template <bool ALIGNED>
 __device__ static inline void load_stage(const score_product &p, uint32_t at,
@@ -49,8 +34,8 @@ __device__ static inline void load_stage(const score_product &p, uint32_t at,
         const uint32_t to = at + row * 128 + (chunk ^ (row & 1) << 2) * 16;
         const float *x = x_row[row], *w = p.w + (size_t)output * p.w_stride;
         const bool has_x = x && left > 0, has_w = output < p.n && left > 0;
-        copy_chunk<ALIGNED>(to, has_x ? x + col : p.w, has_x ? left : 0);
-        copy_chunk<ALIGNED>(to + SIDE_BYTES, has_w ? w + col : p.w, has_w ? left : 0);
+        score_copy<ALIGNED>(to, has_x ? x + col : p.w, has_x ? left : 0);
+        score_copy<ALIGNED>(to + SIDE_BYTES, has_w ? w + col : p.w, has_w ? left : 0);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
