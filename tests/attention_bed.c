@@ -400,3 +400,18 @@ void abed_run_parts(struct kern *k, const struct abed *c, const struct abed_part
     free(p.qkv);
     free(p.out);
 }
+
+void abed_check_chunks(struct kern *k, const struct abed *c, int chunk, const XXH64_hash_t *want) {
+    enum { OTHERS = 3 };
+    XXH64_hash_t got[ABED_LAST + OTHERS];
+    int n_last = c->seq[0].n_rows;
+    assert_true(n_last <= ABED_LAST);
+    for (int done = 0, n, turn = 0; done < n_last; done += n, turn++) {
+        n = chunk < n_last - done ? chunk : n_last - done;
+        struct abed_part mine = {0, done, n}, near = {1, turn % 7, 2}, far = {2, 0, 1};
+        struct abed_part mixes[3][3] = {{mine}, {near, mine}, {far, mine, near}};
+        int n_before = turn % 3 == 0 ? 0 : turn % 3 == 1 ? 2 : 1;
+        abed_run_parts(k, c, mixes[turn % 3], 1 + turn % 3, got);
+        for (int r = 0; r < n; r++) assert_true(got[n_before + r] == want[done + r]);
+    }
+}

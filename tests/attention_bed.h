@@ -101,5 +101,10 @@ struct abed_part {
 };
 void abed_run_parts(struct kern *k, const struct abed *c, const struct abed_part *part, int n_parts,
                     XXH64_hash_t *hash);
+/* One row, one result: the rows of the first sequence (at most ABED_LAST) in passes of `chunk` of
+ * them, alone, behind two rows of the second sequence, and between a row of the third and two of
+ * the second, have the hashes `want`. */
+enum { ABED_LAST = TEST_SANITIZED ? 18 : 64 };
+void abed_check_chunks(struct kern *k, const struct abed *c, int chunk, const XXH64_hash_t *want);
 
 #endif

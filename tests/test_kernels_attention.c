@@ -68,21 +68,6 @@ static void test_attention_mixed_lists(void) {
 
 /* One row, one result: a row's bits alone, among 1..64 rows of its sequence, in a mixed batch, in
  * any prompt chunk, on 1..3 threads. */
-enum { LAST = TEST_SANITIZED ? 18 : 64, OTHERS = 9 };
-
-static void check_chunks(struct kern *k, const struct abed *c, int chunk,
-                         const XXH64_hash_t *want) {
-    XXH64_hash_t got[LAST + OTHERS];
-    for (int done = 0, n, turn = 0; done < LAST; done += n, turn++) {
-        n = chunk < LAST - done ? chunk : LAST - done;
-        struct abed_part mine = {0, done, n}, near = {1, turn % 7, 2}, far = {2, 0, 1};
-        struct abed_part mixes[3][3] = {{mine}, {near, mine}, {far, mine, near}};
-        int n_before = turn % 3 == 0 ? 0 : turn % 3 == 1 ? 2 : 1;
-        abed_run_parts(k, c, mixes[turn % 3], 1 + turn % 3, got);
-        for (int r = 0; r < n; r++) assert_true(got[n_before + r] == want[done + r]);
-    }
-}
-
 static void test_attention_invariance(void) {
     static const struct abed_shape shapes[] = {
         {6, 2, 64, KERN_F16}, {6, 2, 64, KERN_BF16}, {2, 1, 64, KERN_F32}, {5, 1, 96, KERN_F16}};
@@ -92,21 +77,22 @@ static void test_attention_invariance(void) {
     for (int n = 1; n < ABED_N_NAMES; n++) /* the reference's rows are alone by construction */
         for (size_t t = 0; t < sizeof shapes / sizeof *shapes; t += TEST_RACES ? 3 : 1)
             for (int prompt = 0; prompt < 2; prompt++) {
-                struct abed_seq seqs[3] = {
-                    {1157, LAST, prompt, 1, 21}, {300, 8, prompt, 2, 22}, {513, 1, prompt, 1, 23}};
+                struct abed_seq seqs[3] = {{1157, ABED_LAST, prompt, 1, 21},
+                                           {300, 8, prompt, 2, 22},
+                                           {513, 1, prompt, 1, 23}};
                 struct abed *c = abed_make(shapes[t], seqs, 3);
-                XXH64_hash_t want[LAST], got[LAST];
+                XXH64_hash_t want[ABED_LAST], got[ABED_LAST];
                 for (int threads = 1; threads <= 3; threads++) {
                     struct kern *k = abed_open(abed_names[n], threads);
                     if (!k) break;
-                    abed_run_parts(k, c, &(struct abed_part){0, 0, LAST}, 1, got);
+                    abed_run_parts(k, c, &(struct abed_part){0, 0, ABED_LAST}, 1, got);
                     if (threads == 1) memcpy(want, got, sizeof want);
                     assert_memory_equal(got, want, sizeof want);
                     /* With threads the longer ones, which have something to share out. */
                     size_t n_long =
                         threads == 1 ? n_chunks : (size_t)(5 - TEST_SANITIZED - threads);
                     for (size_t i = n_chunks - n_long; i < n_chunks; i++)
-                        check_chunks(k, c, chunks[i], want);
+                        abed_check_chunks(k, c, chunks[i], want);
                     k->ops->close(k);
                 }
                 abed_discard(c);

@@ -99,21 +99,6 @@ static void test_q8_mixed_lists_and_mass(void) {
 
 /* One row, one result: alone, among others of its sequence, in a mixed batch, in any prompt chunk,
  * on 1..3 threads. */
-enum { LAST = TEST_SANITIZED ? 18 : 64, OTHERS = 9 };
-
-static void check_chunks(struct kern *k, const struct abed *c, int chunk,
-                         const XXH64_hash_t *want) {
-    XXH64_hash_t got[LAST + OTHERS];
-    for (int done = 0, n, turn = 0; done < LAST; done += n, turn++) {
-        n = chunk < LAST - done ? chunk : LAST - done;
-        struct abed_part mine = {0, done, n}, near = {1, turn % 7, 2}, far = {2, 0, 1};
-        struct abed_part mixes[3][3] = {{mine}, {near, mine}, {far, mine, near}};
-        int n_before = turn % 3 == 0 ? 0 : turn % 3 == 1 ? 2 : 1;
-        abed_run_parts(k, c, mixes[turn % 3], 1 + turn % 3, got);
-        for (int r = 0; r < n; r++) assert_true(got[n_before + r] == want[done + r]);
-    }
-}
-
 static void test_q8_invariance(void) {
     static const struct abed_shape shapes[] = {{6, 2, 64, KERN_Q8_0}, {5, 1, 80, KERN_Q8_0}};
     static const int chunks[] = {1, 2, 3, 5, 17};
@@ -121,17 +106,17 @@ static void test_q8_invariance(void) {
         for (int i = 0; i < 4; i++) {
             bool prompt = i % 2;
             struct abed_seq seqs[3] = {
-                {1157, LAST, prompt, 1, 21}, {300, 8, prompt, 2, 22}, {513, 1, prompt, 1, 23}};
+                {1157, ABED_LAST, prompt, 1, 21}, {300, 8, prompt, 2, 22}, {513, 1, prompt, 1, 23}};
             struct abed *c = abed_make(shapes[i / 2], seqs, 3);
-            XXH64_hash_t want[LAST], got[LAST];
+            XXH64_hash_t want[ABED_LAST], got[ABED_LAST];
             for (int threads = 1; threads <= 3; threads++) {
                 struct kern *k = abed_open(names[n], threads);
                 if (!k) break;
-                abed_run_parts(k, c, &(struct abed_part){0, 0, LAST}, 1, got);
+                abed_run_parts(k, c, &(struct abed_part){0, 0, ABED_LAST}, 1, got);
                 if (threads == 1) memcpy(want, got, sizeof want);
                 assert_memory_equal(got, want, sizeof want);
                 for (size_t x = threads == 1 ? TEST_SANITIZED * 2 : 4; x < 5; x++)
-                    check_chunks(k, c, chunks[x], want);
+                    abed_check_chunks(k, c, chunks[x], want);
                 k->ops->close(k);
             }
             abed_discard(c);
