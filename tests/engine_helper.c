@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/source.h"
+#include "tests/one_row.h"
 
 void tiny_engine_options(struct engine_options *o) {
     engine_options_default(o);
@@ -116,22 +117,9 @@ struct naive {
 /* One row at `position`, whose K and V go to their page. */
 static void naive_row(struct naive *v, int32_t token, int32_t position, bool generated) {
     struct err e = {0};
-    int32_t zero = 0, one = 1, slot = v->pages[position / 64];
+    int32_t slot = v->pages[position / 64];
     v->n_blocks = position / 64 + 1;
-    struct model_pass pass = {
-        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated},
-                  .token = &token,
-                  .position = &position,
-                  .row_seq = &zero,
-                  .n_seqs = 1,
-                  .seq_row = &zero,
-                  .seq_n_rows = &one},
-        .n_groups = 1,
-        .n_logits = 1,
-        .logit_row = &zero,
-        .logits = v->logits,
-        .logits_stride = TINY_VOCAB,
-    };
+    struct model_pass pass = one_row_pass(&token, &position, generated, v->logits, 1);
     pass.group[0] = (struct model_group){
         .n_layers = model_get_config(v->m)->n_layers,
         .arena = v->arena,
@@ -201,23 +189,10 @@ void tiny_naive_greedy(const struct tiny_options *t, enum kern_precision precisi
 static void naive_mass_row(struct naive *v, const struct tiny_options *t, int select_layer,
                            const int32_t *ids, int n_prompt, int32_t i, float *mass) {
     struct err e = {0};
-    int32_t zero = 0, one = 1;
+    int32_t zero = 0;
     int32_t *const pages[2] = {v->pages, v->pages + 32};
     v->n_blocks = i / 64 + 1;
-    struct model_pass pass = {
-        .batch = {.rows = {.n_gen = i >= n_prompt, .n_prompt = i < n_prompt},
-                  .token = &ids[i],
-                  .position = &i,
-                  .row_seq = &zero,
-                  .n_seqs = 1,
-                  .seq_row = &zero,
-                  .seq_n_rows = &one},
-        .n_groups = 2,
-        .n_logits = 1,
-        .logit_row = &zero,
-        .logits = v->logits,
-        .logits_stride = TINY_VOCAB,
-    };
+    struct model_pass pass = one_row_pass(&ids[i], &i, i >= n_prompt, v->logits, 2);
     for (int g = 0; g < 2; g++)
         pass.group[g] = (struct model_group){
             .first_layer = g ? select_layer : 0,

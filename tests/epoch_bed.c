@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/source.h"
+#include "tests/one_row.h"
 
 const struct tiny_options *epoch_target(void) {
     static struct tiny_options t;
@@ -288,7 +289,7 @@ static struct kern_plane plane_of(const struct epoch_loop *l) {
 static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int border,
                      const struct epoch_list *list) {
     struct err e = {0};
-    int32_t zero = 0, one = 1, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
+    int32_t zero = 0, at = l->n, n_all = at / 64 + 1, n_deep = n_all;
     int32_t block[MOST_BLOCKS], page[MOST_BLOCKS];
     uint8_t quarters[MOST_BLOCKS];
     bool generated = l->n >= n_prompt;
@@ -304,47 +305,34 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
         for (int i = first; i < n_all; i++) block[n_deep++] = i;
     }
     for (int i = 0; i < n_deep; i++) page[i] = l->page[1][block[i]];
-    struct model_pass pass = {
-        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated},
-                  .token = &token,
-                  .position = &at,
-                  .row_seq = &zero,
-                  .n_seqs = 1,
-                  .seq_row = &zero,
-                  .seq_n_rows = &one},
-        .n_groups = 2,
-        .group = {{.first_layer = 0,
-                   .n_layers = SELECT_LAYER,
-                   .arena = l->arena,
-                   .kv_dtype = KERN_F16,
-                   .slot_page = &l->page[0][at / 64],
-                   .lists = {.page = l->page[0],
-                             .block = l->all,
-                             .n_blocks = &n_all,
-                             .capacity = MOST_BLOCKS,
-                             .seq_stride = 1}},
-                  {.first_layer = SELECT_LAYER,
-                   .n_layers = N_LAYERS - SELECT_LAYER,
-                   .arena = l->arena,
-                   .kv_dtype = KERN_F16,
-                   .slot_page = &l->page[1][at / 64],
-                   .lists = {.page = page,
-                             .block = block,
-                             .n_blocks = &n_deep,
-                             .capacity = MOST_BLOCKS,
-                             .seq_stride = 1,
-                             .quarters = quarters},
-                   .taps = {.mass = generated ? l->row_mass
-                                    : mark    ? l->mass
-                                              : NULL,
-                            .mass_line = mark ? &zero : NULL}}},
-        .n_logits = 1,
-        .logit_row = &zero,
-        .logits = l->logits,
-        .logits_stride = TINY_VOCAB,
-        .n_taps = 1,
-        .tap = {{SELECT_LAYER, l->state}},
-    };
+    struct model_pass pass = one_row_pass(&token, &at, generated, l->logits, 2);
+    pass.group[0] = (struct model_group){.first_layer = 0,
+                                         .n_layers = SELECT_LAYER,
+                                         .arena = l->arena,
+                                         .kv_dtype = KERN_F16,
+                                         .slot_page = &l->page[0][at / 64],
+                                         .lists = {.page = l->page[0],
+                                                   .block = l->all,
+                                                   .n_blocks = &n_all,
+                                                   .capacity = MOST_BLOCKS,
+                                                   .seq_stride = 1}};
+    pass.group[1] = (struct model_group){.first_layer = SELECT_LAYER,
+                                         .n_layers = N_LAYERS - SELECT_LAYER,
+                                         .arena = l->arena,
+                                         .kv_dtype = KERN_F16,
+                                         .slot_page = &l->page[1][at / 64],
+                                         .lists = {.page = page,
+                                                   .block = block,
+                                                   .n_blocks = &n_deep,
+                                                   .capacity = MOST_BLOCKS,
+                                                   .seq_stride = 1,
+                                                   .quarters = quarters},
+                                         .taps = {.mass = generated ? l->row_mass
+                                                          : mark    ? l->mass
+                                                                    : NULL,
+                                                  .mass_line = mark ? &zero : NULL}};
+    pass.n_taps = 1;
+    pass.tap[0] = (struct model_tap){SELECT_LAYER, l->state};
     memset(l->row_mass, 0, sizeof l->row_mass);
     assert_ok(model_forward(l->m, &pass, &e), e);
     memcpy(l->states[at], l->state, sizeof l->state);

@@ -15,6 +15,7 @@
 
 #include "base/err.h"
 #include "model/source.h"
+#include "tests/one_row.h"
 #include "tests/speculation_bed.h"
 #include "tests/watched_kern.h"
 
@@ -217,7 +218,7 @@ static void naive_close(struct naive *l) {
 static void naive_row(struct naive *l, int32_t token, int at, int n_prompt,
                       const struct list *const *lists) {
     struct err e = {0};
-    int32_t zero = 0, one = 1, n_all = at / 64 + 1;
+    int32_t zero = 0, n_all = at / 64 + 1;
     bool generated = at >= n_prompt, mark = !generated && at >= n_prompt - 32;
     for (int p = 0; p < N_PARTS; p++) {
         int n = 0;
@@ -235,48 +236,36 @@ static void naive_row(struct naive *l, int32_t token, int at, int n_prompt,
         }
         l->own_n[p] = n;
     }
-    struct model_pass pass = {
-        .batch = {.rows = {.n_gen = generated, .n_prompt = !generated},
-                  .token = &token,
-                  .position = &at,
-                  .row_seq = &zero,
-                  .n_seqs = 1,
-                  .seq_row = &zero,
-                  .seq_n_rows = &one},
-        .n_groups = 2,
-        .group = {{.first_layer = 0,
-                   .n_layers = SELECT_LAYER,
-                   .arena = l->arena,
-                   .kv_dtype = KERN_F16,
-                   .slot_page = &l->page[0][at / 64],
-                   .lists = {.page = l->page[0],
-                             .block = l->all,
-                             .n_blocks = &n_all,
-                             .capacity = MOST_BLOCKS,
-                             .seq_stride = 1}},
-                  {.first_layer = SELECT_LAYER,
-                   .n_layers = N_DEEP,
-                   .arena = l->arena,
-                   .kv_dtype = KERN_F16,
-                   .slot_page = &l->page[1][at / 64],
-                   .lists = {.page = l->own_page[0],
-                             .block = l->own_block[0],
-                             .n_blocks = l->own_n,
-                             .capacity = MOST_BLOCKS,
-                             .seq_stride = N_PARTS,
-                             .head_stride = 1,
-                             .quarters = l->own_quarters[0]},
-                   .layer_lists = N_KV,
-                   .taps = {.mass = mark ? l->mass[0] : NULL,
-                            .mass_line = mark ? &zero : NULL,
-                            .mass_head_stride = 1,
-                            .quarter_mass = mark ? l->quarter_mass[0][0] : NULL},
-                   .mass_stride = (size_t)N_KV * MOST_BLOCKS}},
-        .n_logits = 1,
-        .logit_row = &zero,
-        .logits = l->logits,
-        .logits_stride = TINY_VOCAB,
-    };
+    struct model_pass pass = one_row_pass(&token, &at, generated, l->logits, 2);
+    pass.group[0] = (struct model_group){.first_layer = 0,
+                                         .n_layers = SELECT_LAYER,
+                                         .arena = l->arena,
+                                         .kv_dtype = KERN_F16,
+                                         .slot_page = &l->page[0][at / 64],
+                                         .lists = {.page = l->page[0],
+                                                   .block = l->all,
+                                                   .n_blocks = &n_all,
+                                                   .capacity = MOST_BLOCKS,
+                                                   .seq_stride = 1}};
+    pass.group[1] =
+        (struct model_group){.first_layer = SELECT_LAYER,
+                             .n_layers = N_DEEP,
+                             .arena = l->arena,
+                             .kv_dtype = KERN_F16,
+                             .slot_page = &l->page[1][at / 64],
+                             .lists = {.page = l->own_page[0],
+                                       .block = l->own_block[0],
+                                       .n_blocks = l->own_n,
+                                       .capacity = MOST_BLOCKS,
+                                       .seq_stride = N_PARTS,
+                                       .head_stride = 1,
+                                       .quarters = l->own_quarters[0]},
+                             .layer_lists = N_KV,
+                             .taps = {.mass = mark ? l->mass[0] : NULL,
+                                      .mass_line = mark ? &zero : NULL,
+                                      .mass_head_stride = 1,
+                                      .quarter_mass = mark ? l->quarter_mass[0][0] : NULL},
+                             .mass_stride = (size_t)N_KV * MOST_BLOCKS};
     assert_ok(model_forward(l->m, &pass, &e), e);
 }
 

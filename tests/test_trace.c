@@ -14,6 +14,7 @@
 #include "model/source.h"
 #include "target/target.h"
 #include "target/trace.h"
+#include "tests/one_row.h"
 #include "tests/tiny_model.h"
 
 enum { MOST = 700, BLOCKS = 11, SELECT = 2, LAYERS = 5, HEADS = 4, HIDDEN = 64, KV_PAGE = 64 * 16 };
@@ -98,7 +99,7 @@ static void naive_open(struct naive *n, const struct bed *b) {
 
 static void naive_row(struct naive *n, int32_t id, int32_t position, bool prompt,
                       const struct target_kept *kept, bool mark) {
-    int32_t zero = 0, one = 1, n_all = position / 64 + 1, n_read[2] = {n_all, n_all};
+    int32_t n_all = position / 64 + 1, n_read[2] = {n_all, n_all};
     int32_t pages[2][BLOCKS], blocks[2][BLOCKS], slot[2];
     int32_t line = mark ? 0 : -1;
     struct err e = {0};
@@ -116,20 +117,7 @@ static void naive_row(struct naive *n, int32_t id, int32_t position, bool prompt
         }
         n_read[g] = at;
     }
-    struct model_pass pass = {
-        .batch = {.rows = {.n_gen = !prompt, .n_prompt = prompt},
-                  .token = &id,
-                  .position = &position,
-                  .row_seq = &zero,
-                  .n_seqs = 1,
-                  .seq_row = &zero,
-                  .seq_n_rows = &one},
-        .n_groups = 2,
-        .n_logits = 1,
-        .logit_row = &zero,
-        .logits = n->logits,
-        .logits_stride = TINY_VOCAB,
-    };
+    struct model_pass pass = one_row_pass(&id, &position, !prompt, n->logits, 2);
     for (int g = 0; g < 2; g++)
         pass.group[g] = (struct model_group){
             .first_layer = g ? SELECT : 0,
