@@ -46,7 +46,7 @@ static int spare_rows(const struct engine *g, int n_seqs) {
     const struct model_caps *caps = &g->batch.pass.caps;
     int most = caps->max_logits < caps->max_rows ? caps->max_logits : caps->max_rows;
     int n = most - n_seqs;
-    /* Lines of masses by layer and head are long: see mass_lines in batch.c. */
+    /* Lines of masses by layer and head are long: see mass_parts in batch.c. */
     return g->sizes.list_layers > 0 && n > TARGET_MOST_EXACT ? TARGET_MOST_EXACT : n;
 }
 
