@@ -222,7 +222,7 @@ int eval_bed_select(struct eval_bed *b, const struct eval_columns *columns, stru
         int rc = blind ? 0 : recheck(b, &columns->at[i], to, e);
         if (rc) return rc;
         int n = blind ? n_blocks : eval_column_select(&columns->at[i], &b->scores, b->scratch, to);
-        b->kept[i] = (struct target_kept){to, n, n_blocks};
+        b->kept[i] = (struct target_kept){.block = to, .n = n, .n_blocks = n_blocks};
         b->is_dense[i] = n == n_blocks;
     }
     return 0;
@@ -246,8 +246,9 @@ int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct targe
     if (rc) return rc;
     s.mean = s.minmax = s.bound = s.observed = numbers;
     for (int i = 0; i < EVAL_MAX_SCORERS; i++) s.scorer[i] = numbers;
-    *out = (struct target_kept){to, eval_column_select(c, &s, b->scratch, to),
-                                target_n_blocks(s.n_tokens)};
+    *out = (struct target_kept){.block = to,
+                                .n = eval_column_select(c, &s, b->scratch, to),
+                                .n_blocks = target_n_blocks(s.n_tokens)};
     return 0;
 }
 

@@ -25,6 +25,7 @@ struct rows {
     bool prompt;
     int first_mark; /* rows from here on are looked at; n: none */
     bool heads;     /* by head, else the most of all */
+    bool apart;     /* by KV head and layer, quarters, too */
     const struct target_kept *kept;
     int n_logits; /* of the last rows */
 };
@@ -40,6 +41,15 @@ static int n_deep(const struct target_trace *t) {
 static size_t mass_floats(const struct target_trace *t) {
     size_t lines = t->o.heads ? (size_t)n_deep(t) * (size_t)t->c->n_heads : 1;
     return lines * (size_t)t->n_blocks;
+}
+
+/* Lists, or lines of masses, of those that may have their own. */
+static size_t n_apart(const struct target_trace *t) {
+    return t->o.apart ? (size_t)n_deep(t) * (size_t)t->c->n_kv_heads : 0;
+}
+
+static size_t quarter_floats(const struct target_trace *t) {
+    return n_apart(t) * (size_t)t->n_blocks * TARGET_QUARTERS;
 }
 
 /* ---- Opening ---- */
@@ -80,6 +90,23 @@ static int check(const struct target_trace_options *o, const struct model *m, st
     return 0;
 }
 
+static int check_apart(const struct target_trace_options *o, const struct model_config *c,
+                       const struct kern *k, struct err *e) {
+    struct kern_device_info info;
+    int most = KERN_MAX_LISTS / c->n_kv_heads;
+    if (!o->apart) return 0;
+    ASSERT(o->heads);
+    k->ops->info(k, &info);
+    if (!info.quarters)
+        return err_raise(e, E_UNSUPPORTED, "quarters of blocks: %s reads whole blocks alone",
+                         info.name);
+    if (o->max_answers > most)
+        return err_raise(e, E_RANGE,
+                         "%d answers at once with lists of %d KV heads each: %d are allowed",
+                         o->max_answers, c->n_kv_heads, most);
+    return 0;
+}
+
 static void layout_groups(struct target_trace *t) {
     const struct model_config *c = t->c;
     int s = t->o.select_layer;
@@ -116,15 +143,21 @@ static void layout(struct target_trace *t, struct model_carve *c) {
     model_carve_array(c, &t->recent, look, sizeof(int32_t));
     model_carve_array(c, &t->mark, (size_t)caps.max_rows, sizeof(int32_t));
     model_batch_lists(&t->batch, c);
+    model_batch_own(&t->batch, c, t->n_groups - 1, t->o.apart ? n_deep(t) : 0, t->c->n_kv_heads,
+                    t->o.apart);
     model_carve_array(c, &t->sampled, look, sizeof(struct kern_sampled));
     model_carve_array(c, &t->seen, mass_floats(t), f);
+    model_carve_array(c, &t->seen_quarters, quarter_floats(t), f);
     t->mass = t->seen.dev;
-    t->no_mass = model_carve_dev(c, mass_floats(t) * f);
+    t->quarter_mass = t->seen_quarters.dev;
+    size_t zeros = quarter_floats(t) > mass_floats(t) ? quarter_floats(t) : mass_floats(t);
+    t->no_mass = model_carve_dev(c, zeros * f);
     for (int g = 0; g < t->n_groups; g++)
         t->pages[g] = model_carve_host(c, blocks * sizeof *t->pages[g]);
     for (int g = 0; g < t->n_groups; g++)
         t->answer_pages[g] = model_carve_host(c, blocks * sizeof *t->answer_pages[g]);
     t->read = model_carve_host(c, blocks * sizeof *t->read);
+    t->quarters = model_carve_host(c, blocks * sizeof *t->quarters);
     t->identity = model_carve_dev(c, blocks * sizeof *t->identity);
     t->states = model_carve_dev(c, taps * (size_t)t->o.max_tokens * h * f);
     const struct kern_plane plane = plane_of(t, 0);
@@ -175,6 +208,7 @@ static int reserve(struct target_trace *t, struct err *e) {
 int target_trace_open(struct target_trace **out, const struct target_trace_options *o,
                       struct model *m, struct kern *k, struct err *e) {
     int rc = check(o, m, e);
+    if (!rc) rc = check_apart(o, model_get_config(m), k, e);
     if (rc) return rc;
     struct target_trace *t = calloc(1, sizeof *t);
     if (!t) return err_raise(e, E_NOMEM, "no memory for a trace");
@@ -214,28 +248,57 @@ int target_trace_n_tokens(const struct target_trace *t) {
 
 /* ---- A pass ---- */
 
-int target__trace_list(struct target_trace *t, const struct target_kept *kept, int n_all) {
+bool target__trace_is_apart(const struct target_kept *kept) {
+    return kept && (kept->own || kept->quarters);
+}
+
+/* The blocks that are read of n_all into t->read, their quarters into t->quarters; returns how
+ * many. */
+static int list(struct target_trace *t, const struct target_kept *kept, int n_all) {
     int n = 0, before = -1;
     ASSERT(kept->n >= 0 && kept->n <= kept->n_blocks && kept->n_blocks <= n_all);
     for (int i = 0; i < kept->n; i++) {
         ASSERT(kept->block[i] > before && kept->block[i] < kept->n_blocks);
+        t->quarters[n] = kept->quarters ? kept->quarters[i] : 15;
         t->read[n++] = before = kept->block[i];
     }
+    memset(t->quarters + n, 15, (size_t)(n_all - kept->n_blocks));
     for (int b = kept->n_blocks; b < n_all; b++) t->read[n++] = b;
     return n;
+}
+
+void target__trace_deep_pages(struct target_trace *t, int seq_idx, const int32_t *pages,
+                              const struct target_kept *kept, int n_all, uint64_t id) {
+    struct model_batch *b = &t->batch;
+    int group = t->n_groups - 1, n = n_all;
+    if (!b->own.used) {
+        ASSERT(!target__trace_is_apart(kept));
+        if (kept) n = list(t, kept, n_all);
+        model_batch_pages(b, seq_idx, group, pages, kept ? t->read : NULL, n);
+        return;
+    }
+    model_batch_pages(b, seq_idx, group, pages, NULL, n_all);
+    if (!model_batch_begin_own(b, seq_idx, id, n_all)) return;
+    for (int layer = 0; layer < b->own.n_layers; layer++)
+        for (int head = 0; head < b->own.n_heads; head++) {
+            const struct target_kept *own =
+                kept && kept->own ? &kept->own[layer * b->own.n_heads + head] : kept;
+            if (own) n = list(t, own, n_all);
+            model_batch_put_own(b, seq_idx, layer, head, pages, own ? t->read : NULL,
+                                own ? t->quarters : NULL, n);
+        }
 }
 
 static void fill(struct target_trace *t, const struct rows *r) {
     struct model_batch *b = &t->batch;
     int row, n_all = target_n_blocks(t->n_tokens + r->n);
     model_batch_begin(b);
+    if (target__trace_is_apart(r->kept)) model_batch_use_own(b);
     int idx = model_batch_add(b, r->ids, r->n, t->n_tokens, r->prompt, &row);
     for (int i = r->n - r->n_logits; i < r->n; i++) model_batch_want(b, row + i);
-    for (int g = 0; g < t->n_groups; g++) {
-        bool thin = r->kept && g == t->n_groups - 1;
-        int n = thin ? target__trace_list(t, r->kept, n_all) : n_all;
-        model_batch_pages(b, idx, g, t->pages[g], thin ? t->read : NULL, n);
-    }
+    for (int g = 0; g < t->n_groups - 1; g++)
+        model_batch_pages(b, idx, g, t->pages[g], NULL, n_all);
+    target__trace_deep_pages(t, idx, t->pages[t->n_groups - 1], r->kept, n_all, ++t->own_id);
     *(struct kern_note *)t->note.host =
         (struct kern_note){.first_row = t->n_tokens, .position = t->n_tokens, .n_rows = r->n};
     for (int i = 0; i < r->n; i++) ((int32_t *)t->mark.host)[i] = i >= r->first_mark ? 0 : -1;
@@ -286,6 +349,10 @@ static void set_groups(const struct target_trace *t, const struct rows *r, struc
         if (r->heads) to->taps.head_mass = t->mass;
         else to->taps.mass = t->mass;
         to->head_mass_stride = (size_t)t->c->n_heads * (size_t)t->n_blocks;
+        if (!r->apart) continue;
+        to->taps.quarter_mass = t->quarter_mass;
+        to->taps.mass_head_stride = t->c->n_kv_heads > 1;
+        to->mass_stride = (size_t)t->c->n_kv_heads * (size_t)t->n_blocks;
     }
     p->n_taps = t->o.n_taps;
     for (int i = 0; i < p->n_taps; i++)
@@ -349,12 +416,19 @@ static int check_room(const struct target_trace *t, const int32_t *ids, int n, s
     return 0;
 }
 
-int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
-                        const float **mass, struct err *e) {
+/* Nothing was looked at yet. */
+static int clear_mass(struct target_trace *t, bool apart, struct err *e) {
+    size_t n = apart ? n_apart(t) : 1;
+    int rc = copy(t, t->mass, t->no_mass, n * (size_t)t->n_blocks * sizeof(float), e);
+    if (rc || !apart) return rc;
+    return copy(t, t->quarter_mass, t->no_mass, quarter_floats(t) * sizeof(float), e);
+}
+
+static int prompt(struct target_trace *t, const int32_t *ids, int n, int n_look, bool apart,
+                  struct err *e) {
     int rc = check_room(t, ids, n, e), most = target_trace_caps(&t->o).max_rows;
     if (rc || n == 0) return rc;
-    if (n_look > n) n_look = n;
-    if (n_look > 0) rc = copy(t, t->mass, t->no_mass, (size_t)t->n_blocks * sizeof(float), e);
+    if (n_look > 0) rc = clear_mass(t, apart, e);
     for (int at = 0; !rc && at < n;) {
         int take = n - at < most ? n - at : most, end = at + take;
         int mark = n - n_look - at < 0 ? 0 : n - n_look - at < take ? n - n_look - at : take;
@@ -363,6 +437,7 @@ int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n
                                 .n = take,
                                 .prompt = true,
                                 .first_mark = mark,
+                                .apart = apart,
                                 .n_logits = end == n},
                  e);
         at = end;
@@ -370,8 +445,30 @@ int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n
     if (!rc) rc = keep_last(t, 1, e);
     if (!rc) rc = copy(t, t->prompt_logits, t->logits, (size_t)vocab_of(t) * sizeof(float), e);
     t->prompt_end = t->n_tokens;
-    if (!rc && n_look > 0) rc = fetch_mass(t, (size_t)t->n_blocks, e);
-    if (!rc && mass) *mass = n_look > 0 ? t->seen.host : NULL;
+    if (rc || n_look == 0) return rc;
+    rc = fetch_mass(t, (apart ? n_apart(t) : 1) * (size_t)t->n_blocks, e);
+    if (rc || !apart) return rc;
+    return t->k->ops->download(t->k, t->seen_quarters.host, t->quarter_mass,
+                               quarter_floats(t) * sizeof(float), e);
+}
+
+int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
+                        const float **mass, struct err *e) {
+    if (n_look > n) n_look = n;
+    int rc = prompt(t, ids, n, n_look, false, e);
+    if (!rc && n > 0 && mass) *mass = n_look > 0 ? t->seen.host : NULL;
+    return rc;
+}
+
+int target_trace_prompt_apart(struct target_trace *t, const int32_t *ids, int n, int n_look,
+                              struct target_seen *out, struct err *e) {
+    ASSERT(t->o.apart && n_look > 0);
+    int rc = prompt(t, ids, n, n_look < n ? n_look : n, true, e);
+    *out = (struct target_seen){.mass = t->seen.host,
+                                .quarters = t->seen_quarters.host,
+                                .n_layers = n_deep(t),
+                                .n_heads = t->c->n_kv_heads,
+                                .stride = t->n_blocks};
     return rc;
 }
 
@@ -529,8 +626,9 @@ int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer
                                 .page = t->identity,
                                 .ring = ring_of(t, tap),
                                 .n_tokens = t->n_tokens};
-    size_t blocks = (size_t)target_n_blocks(t->n_tokens);
-    size_t line = align_up((size_t)t->n_blocks * sizeof(float), KERN_ACT_ALIGN);
+    size_t each = s->by_quarter ? TARGET_QUARTERS : 1;
+    size_t blocks = each * (size_t)target_n_blocks(t->n_tokens);
+    size_t line = align_up(each * (size_t)t->n_blocks * sizeof(float), KERN_ACT_ALIGN);
     size_t bytes = line + ops->score_scratch_bytes(t->k, s, t->n_blocks);
     ASSERT(tap >= 0 && tap < t->o.n_taps && s->cols == t->c->hidden && t->n_tokens > 0);
     int rc = target__trace_settle(t, e);

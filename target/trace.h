@@ -37,13 +37,16 @@ struct target_trace_options {
     bool heads;                  /* target_trace_look will be called */
     int max_answers;             /* of target_trace_answers, 0..TARGET_TRACE_LOOK; 0: not called */
     int max_answer_tokens;       /* of each, what is forced and what is drawn together */
-    enum kern_dtype kv_dtype;    /* one that the backend reads; F32 on the reference path */
+    bool apart; /* what is kept may differ by layer and KV head and leave quarters out, and
+                   target_trace_prompt_apart will be called; with `heads` */
+    enum kern_dtype kv_dtype; /* one that the backend reads; F32 on the reference path */
 };
 
 /* What the model must be opened with to be traced (model_open). */
 struct model_caps target_trace_caps(const struct target_trace_options *o);
 
-/* E_RANGE names an option and its range; E_NOMEM with the bytes. m and k must outlive the trace. */
+/* E_RANGE names an option and its range; E_UNSUPPORTED: the device reads whole blocks alone and
+ * `apart` is asked for; E_NOMEM with the bytes. m and k must outlive the trace. */
 int target_trace_open(struct target_trace **out, const struct target_trace_options *o,
                       struct model *m, struct kern *k, struct err *e);
 void target_trace_close(struct target_trace *t); /* NULL: nothing */
@@ -59,6 +62,17 @@ int target_trace_n_tokens(const struct target_trace *t);
  * block; what `observed` selects by. Valid until the next call. */
 int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
                         const float **mass, struct err *e);
+
+/* The same by those that may read lists of their own: each KV head of each deep layer. */
+struct target_seen {
+    const float *mass;     /* [n_layers][n_heads][stride] the most over the query heads that read
+                              the KV head, and over rows; valid until the next call */
+    const float *quarters; /* [n_layers][n_heads][stride][4] likewise of each block's quarters */
+    int n_layers, n_heads; /* deep ones; KV heads */
+    int stride;
+};
+int target_trace_prompt_apart(struct target_trace *t, const int32_t *ids, int n, int n_look,
+                              struct target_seen *out, struct err *e);
 
 /* Attention of some rows by layer and head. */
 struct target_masses {
@@ -76,10 +90,16 @@ int target_trace_look(struct target_trace *t, const int32_t *ids, int n, struct 
                       struct err *e);
 
 /* What deep layers read: block[0..n) of the first n_blocks blocks, ascending, and every block
- * behind those. Rows must stand behind the first n_blocks blocks' begin. */
+ * behind those. Rows must stand behind the first n_blocks blocks' begin. The rest is for traces
+ * whose options say `apart`. */
 struct target_kept {
     const int32_t *block;
     int n, n_blocks;
+    const uint8_t *quarters; /* [n] bits 0..3: quarters that are read, 15 of a block that rows lie
+                                in; NULL: all of every block */
+    /* [deep layers][KV heads]: each reads what its own says, of the same n_blocks and without `own`
+     * again, and nothing above but n_blocks counts. NULL: all read the above. */
+    const struct target_kept *own;
 };
 
 /* Append ids[n] as an answer's rows through `kept` (NULL: dense). nll[n] (NULL: not wanted): what
@@ -117,7 +137,8 @@ int target_trace_states(struct target_trace *t, int tap, int first, int n, float
  * quarter's tokens, then what else the options ask for. Quarters without tokens hold anything. */
 int target_trace_plane(struct target_trace *t, int tap, int first, int n, float *out,
                        struct err *e);
-/* The scorer's number of every block: f32 [blocks of all tokens]. */
+/* The scorer's number of every block: f32 [blocks of all tokens]; with by_quarter four, of each
+ * quarter. */
 int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer *s, float *out,
                        struct err *e);
 

@@ -12,6 +12,8 @@ struct answers {
     int n;                                 /* answers */
     const struct target_kept *const *kept; /* [n] */
     int first_block;                       /* that answers write */
+    bool is_apart;                         /* one of them has lists by layer and head */
+    uint64_t first_id;                     /* of the first one's lists, then counting */
     int n_tokens[TARGET_TRACE_LOOK];       /* of each, the prompt among them */
     bool is_done[TARGET_TRACE_LOOK];
     int live[TARGET_TRACE_LOOK], n_live; /* in the order of the last pass's logits */
@@ -47,13 +49,12 @@ static void add(struct target_trace *t, const struct answers *a, int i, const in
     int idx = model_batch_add(&t->batch, ids, n, a->n_tokens[i], false, &row);
     model_batch_want(&t->batch, row + n - 1);
     for (int g = 0; g < t->n_groups; g++) {
-        const struct target_kept *kept = g == t->n_groups - 1 ? a->kept[i] : NULL;
         int32_t *pages = t->answer_pages[g];
         memcpy(pages, t->pages[g], sizeof *pages * (size_t)a->first_block);
         for (int b = a->first_block; b < n_all; b++)
             pages[b] = page_of(t, g, i, b - a->first_block);
-        int n_read = kept ? target__trace_list(t, kept, n_all) : n_all;
-        model_batch_pages(&t->batch, idx, g, pages, kept ? t->read : NULL, n_read);
+        if (g < t->n_groups - 1) model_batch_pages(&t->batch, idx, g, pages, NULL, n_all);
+        else target__trace_deep_pages(t, idx, pages, a->kept[i], n_all, a->first_id + (uint64_t)i);
     }
 }
 
@@ -75,7 +76,7 @@ static int run(struct target_trace *t, bool record, struct err *e) {
     if (!record) return model_forward(t->m, &p, e);
     bool replayed = false;
     uint64_t key[KERN_RECORD_KEY];
-    model_batch_key(&t->batch, &p, 0, key);
+    model_batch_key(&t->batch, &p, t->batch.own.used, key);
     rc = t->k->ops->record_begin(t->k, key, &replayed, e);
     if (rc || replayed) return rc;
     rc = model_forward(t->m, &p, e);
@@ -88,6 +89,7 @@ static int append(struct target_trace *t, struct answers *a, const int32_t *ids,
                   bool same_for_all, struct err *e) {
     int rc = target__trace_settle(t, e), n_live = 0;
     model_batch_begin(&t->batch);
+    if (a->is_apart) model_batch_use_own(&t->batch);
     for (int i = 0; !rc && i < a->n; i++) {
         if (a->is_done[i]) continue;
         add(t, a, i, same_for_all ? ids : &ids[i], n);
@@ -164,7 +166,10 @@ int target_trace_answers(struct target_trace *t, int n_answers,
                          const struct target_kept *const *kept, const int32_t *lead, int n_lead,
                          int n, const int32_t *stop, int n_stop, int32_t *out, int *n_out,
                          struct err *e) {
-    struct answers a = {.n = n_answers, .kept = kept, .first_block = t->n_tokens / TARGET_BLOCK};
+    struct answers a = {.n = n_answers,
+                        .kept = kept,
+                        .first_block = t->n_tokens / TARGET_BLOCK,
+                        .first_id = t->own_id + 1};
     int32_t next[TARGET_TRACE_LOOK] = {0};
     int rc = check(t, n_answers, n_lead, n, e);
     int most = target_trace_caps(&t->o).max_rows / n_answers; /* rows of each in a pass, >= 1 */
@@ -172,8 +177,10 @@ int target_trace_answers(struct target_trace *t, int n_answers,
     if (most > TARGET_TRACE_LOOK) most = TARGET_TRACE_LOOK;
     for (int i = 0; i < n_answers; i++) {
         a.n_tokens[i] = t->n_tokens;
+        a.is_apart |= target__trace_is_apart(kept[i]);
         n_out[i] = 0;
     }
+    t->own_id += (uint64_t)n_answers;
     rc = copy_last(t, &a, e);
     for (int at = 0; !rc && at < n_lead; at += most)
         rc = append(t, &a, lead + at, n_lead - at < most ? n_lead - at : most, true, e);

@@ -35,25 +35,34 @@ struct target_trace {
     uint8_t *planes;   /* [n_taps][n_blocks] of plane_stride bytes */
     float *rings;      /* [n_taps][KERN_STATE_QUERIES][H] */
     size_t plane_stride;
-    float *logits;         /* [1 + TARGET_TRACE_LOOK][vocab] */
-    float *prompt_logits;  /* [vocab] */
-    float *mass, *no_mass; /* [n_deep * n_heads][n_blocks]; a prompt's is the first line */
-    uint16_t *no_history;  /* [vocab] zeros */
+    float *logits;        /* [1 + TARGET_TRACE_LOOK][vocab] */
+    float *prompt_logits; /* [vocab] */
+    /* [n_deep * n_heads][n_blocks]; a prompt's is the first line, or (apart) one of each KV head of
+     * each deep layer, with its quarters beside. no_mass has as many zeros as the larger. */
+    float *mass, *no_mass, *quarter_mass;
+    uint16_t *no_history; /* [vocab] zeros */
     void *sample_scratch;
 
     /* Host memory, with the backend's copies. */
     void *host_block;
     struct model_batch batch;
-    struct model_array note, params, recent, mark, sampled, seen;
+    struct model_array note, params, recent, mark, sampled, seen, seen_quarters;
     int32_t *pages[TRACE_GROUPS];        /* [n_blocks] */
     int32_t *answer_pages[TRACE_GROUPS]; /* [n_blocks], of one of several answers */
     int32_t *read;                       /* [n_blocks] */
+    uint8_t *quarters;                   /* [n_blocks] of those */
+    uint64_t own_id;                     /* of the newest lists by layer and head */
 };
 
 /* Nothing of the batch may be touched while a pass is under way. */
 int target__trace_settle(struct target_trace *t, struct err *e);
 
-/* The blocks that the deep layers read, of n_all, into t->read; returns how many. */
-int target__trace_list(struct target_trace *t, const struct target_kept *kept, int n_all);
+/* Does it need lists by layer and head? NULL: no. */
+bool target__trace_is_apart(const struct target_kept *kept);
+
+/* What sequence seq_idx of the batch reads of its n_all blocks in the deep group: `kept`, NULL:
+ * all. id: of what is kept, where the batch has own lists. */
+void target__trace_deep_pages(struct target_trace *t, int seq_idx, const int32_t *pages,
+                              const struct target_kept *kept, int n_all, uint64_t id);
 
 #endif

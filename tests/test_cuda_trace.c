@@ -79,7 +79,7 @@ static struct told *trace(struct kern *k, enum kern_dtype kv_dtype, int chunk) {
                sizeof *most * (size_t)masses.n_blocks);
     struct kern_scorer mean = {.kind = KERN_SCORE_MEAN, .cols = H, .n_queries = 32, .normed = true};
     assert_ok(target_trace_score(t, 1, &mean, out->score, &e), e);
-    struct target_kept list = {kept, 6, target_n_blocks(PROMPT + LOOK)};
+    struct target_kept list = {.block = kept, .n = 6, .n_blocks = target_n_blocks(PROMPT + LOOK)};
     assert_ok(target_trace_force(t, ids + PROMPT + LOOK, ANSWER, &list, out->nll, NULL, &e), e);
     /* The list leaves the states of what was forced alone; those of the prompt come back. */
     assert_ok(target_trace_rewind(t, PROMPT + LOOK, &e), e);

@@ -168,7 +168,8 @@ static void test_trace_force(void) {
     for (int thin = 0; thin < 3; thin++) {
         struct target_trace_options o = options();
         struct target_trace *t = open_trace(&b, &o);
-        struct target_kept kept = {thin == 1 ? block : whole, thin == 1 ? 4 : 8, 8};
+        struct target_kept kept = {
+            .block = thin == 1 ? block : whole, .n = thin == 1 ? 4 : 8, .n_blocks = 8};
         assert_ok(target_trace_prompt(t, ids, PROMPT, 0, NULL, &e), e);
         for (int i = 0; thin == 1 && i < 8; i++) {
             size_t bytes;
@@ -259,7 +260,7 @@ static void test_trace_generate(void) {
     struct bed b = bed_open(2);
     struct target_trace_options o = options();
     struct target_trace *t = open_trace(&b, &o);
-    struct target_kept kept = {block, 3, 5};
+    struct target_kept kept = {.block = block, .n = 3, .n_blocks = 5};
     struct err e = {0};
     int32_t out[30], argmax[30];
     int n;
