@@ -21,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/number.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "bench/register_loops.h"
@@ -244,10 +245,9 @@ static void fill(struct bench *b, size_t arena_bytes) {
 }
 
 static int number(const char *text) {
-    char *end;
-    long n = strtol(text, &end, 10);
-    if (*end || end == text || n < 0 || n > 10000) die("not a number that fits:", text);
-    return (int)n;
+    int n = 0;
+    if (!number_in(text, strlen(text), 0, 10000, &n)) die("not a number that fits:", text);
+    return n;
 }
 
 static void run_type(struct bench *b, enum kern_dtype t) {

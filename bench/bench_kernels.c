@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/number.h"
 #include "bench/kernels_bench.h"
 
 static const double h200_bandwidth = 4.2e12;
@@ -174,10 +175,9 @@ void kbench_print(const struct kbench *b, const struct kbench_point *p) {
 /* ---- Main ---- */
 
 static int number(const char *word, const char *value) {
-    char *end;
-    long v = strtol(value, &end, 10);
-    if (!*value || *end || v < 0 || v > 1000) kbench_die("not a number after", word);
-    return (int)v;
+    int v = 0;
+    if (!number_in(value, strlen(value), 0, 1000, &v)) kbench_die("not a number after", word);
+    return v;
 }
 
 static void measure_floors(struct kbench *b) {

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/half.h"
+#include "base/number.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "bench/register_loops.h"
@@ -307,6 +308,12 @@ static const struct {
     {49152, 576, " Q8_0 Q4_1 "},
 };
 
+static int number(const char *text, int lo, int hi) {
+    int n = 0;
+    if (!number_in(text, strlen(text), lo, hi, &n)) die("not a number that fits:", text);
+    return n;
+}
+
 int main(int argc, char **argv) {
     struct options o = {.isa = "avx2", .threads = 0, .reps = 15, .megabytes = 64};
     for (int i = 1; i < argc; i += 2) {
@@ -315,12 +322,12 @@ int main(int argc, char **argv) {
                 "[--dtype NAME] [--megabytes N]");
         if (!strcmp(argv[i], "--isa")) o.isa = argv[i + 1];
         else if (!strcmp(argv[i], "--dtype")) o.dtype = argv[i + 1];
-        else if (!strcmp(argv[i], "--threads")) o.threads = (int)strtol(argv[i + 1], NULL, 10);
-        else if (!strcmp(argv[i], "--reps")) o.reps = (int)strtol(argv[i + 1], NULL, 10);
-        else if (!strcmp(argv[i], "--megabytes")) o.megabytes = strtoul(argv[i + 1], NULL, 10);
+        else if (!strcmp(argv[i], "--threads")) o.threads = number(argv[i + 1], 0, 256);
+        else if (!strcmp(argv[i], "--reps")) o.reps = number(argv[i + 1], 1, 1000000);
+        else if (!strcmp(argv[i], "--megabytes"))
+            o.megabytes = (size_t)number(argv[i + 1], 1, 1 << 20);
         else die("unknown option", argv[i]);
     }
-    if (o.reps < 1 || o.threads < 0 || o.megabytes < 1) die("a number is", "out of range");
     if (o.threads == 0) o.threads = threads_n_usable();
     struct err e = {0};
     struct kern *k, *reference;

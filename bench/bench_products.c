@@ -11,6 +11,7 @@
  * model that a draft borrows its embedding from. CSV on stdout. */
 #include <stdio.h>
 
+#include "base/number.h"
 #include "base/rng.h"
 #include "bench/floors.h"
 #include "model/model_private.h"
@@ -109,6 +110,13 @@ static double (*loop_of(const char *device))(void) {
     return NULL;
 }
 
+/* -1: no number of [lo, hi]. */
+static int number(const char *text, int lo, int hi) {
+    int n = -1;
+    number_in(text, strlen(text), lo, hi, &n);
+    return n;
+}
+
 int main(int argc, char **argv) {
     struct runner_options o = {.max_tokens = 64, .n_seqs = 1, .max_rows = 64, .kv = KERN_F16};
     int reps = 51, max_rows = 9;
@@ -118,13 +126,12 @@ int main(int argc, char **argv) {
         else if (!next) o.path = NULL, i = argc;
         else if (!strcmp(argv[i], "--target")) o.target_path = argv[++i];
         else if (!strcmp(argv[i], "--isa")) o.isa = argv[++i];
-        else if (!strcmp(argv[i], "--threads")) o.n_threads = (int)strtol(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--reps")) reps = (int)strtol(argv[++i], NULL, 10);
-        else if (!strcmp(argv[i], "--max-rows")) max_rows = (int)strtol(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--threads")) o.n_threads = number(argv[++i], 0, 256);
+        else if (!strcmp(argv[i], "--reps")) reps = number(argv[++i], 1, MAX_REPS);
+        else if (!strcmp(argv[i], "--max-rows")) max_rows = number(argv[++i], 1, MAX_ROWS);
         else o.path = NULL, i = argc;
     }
-    if (!o.path || reps < 1 || reps > MAX_REPS || max_rows < 1 || max_rows > MAX_ROWS ||
-        o.n_threads < 0 || o.n_threads > 256) {
+    if (!o.path || reps < 0 || max_rows < 0 || o.n_threads < 0) {
         fprintf(stderr, "usage: bench_products MODEL [--target FILE] [--threads N] [--isa NAME] "
                         "[--reps N] [--max-rows N]\n");
         return 2;

@@ -21,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/number.h"
 #include "base/rng.h"
 #include "bench/device_floor.h"
 #include "engine/engine.h"
@@ -182,21 +183,21 @@ static bool parse(int argc, char **argv, struct options *o) {
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) return false;
         const char *word = argv[i], *value = argv[i + 1];
-        char *end = NULL;
+        size_t n = strlen(value);
+        bool ok = true;
         if (!strcmp(word, "--target")) o->target = value;
         else if (!strcmp(word, "--draft")) o->draft = value;
         else if (!strcmp(word, "--device")) o->device = value;
         else if (!strcmp(word, "--load-format")) o->dummy = !strcmp(value, "dummy");
-        else if (!strcmp(word, "--context")) o->context = (int)strtol(value, &end, 10);
-        else if (!strcmp(word, "--draft-tokens")) o->draft_tokens = (int)strtol(value, &end, 10);
-        else if (!strcmp(word, "--rounds")) o->rounds = (int)strtol(value, &end, 10);
-        else if (!strcmp(word, "--acceptance")) o->acceptance = strtod(value, &end);
-        else return false;
-        if (end && *end) return false;
+        else if (!strcmp(word, "--context")) ok = number_in(value, n, 1, 1 << 20, &o->context);
+        else if (!strcmp(word, "--draft-tokens"))
+            ok = number_in(value, n, 1, KERN_MAX_DRAFT, &o->draft_tokens);
+        else if (!strcmp(word, "--rounds")) ok = number_in(value, n, 1, 10000, &o->rounds);
+        else if (!strcmp(word, "--acceptance")) ok = number_real(value, n, &o->acceptance);
+        else ok = false;
+        if (!ok) return false;
     }
-    return o->target && o->draft && o->context > 0 && o->context <= 1 << 20 &&
-           o->draft_tokens > 0 && o->draft_tokens <= KERN_MAX_DRAFT && o->rounds > 0 &&
-           o->rounds <= 10000 && o->acceptance >= 0 && o->acceptance < 1;
+    return o->target && o->draft && o->acceptance >= 0 && o->acceptance < 1;
 }
 
 int main(int argc, char **argv) {

@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/number.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "bench/floors.h"
@@ -127,21 +128,30 @@ static int by_value(const void *a, const void *b) {
     return d < 0 ? -1 : d > 0;
 }
 
-static int atoi_checked(const char *s) {
-    char *end;
-    long v = strtol(s, &end, 10);
-    return *s && !*end && v > 0 && v <= 100000 ? (int)v : 0;
+/* 0: no number of [1, 100000]. */
+static int read_count(const char *s) {
+    int v = 0;
+    number_in(s, strlen(s), 1, 100000, &v);
+    return v;
+}
+
+/* Each behind a colon, as ":5:7168": how many, -1 where there is anything else. */
+static int read_numbers(const char *s, int *const out[], int most) {
+    int n = 0;
+    for (; *s == ':' && n < most; n++) {
+        size_t word = strcspn(++s, ":,\n");
+        if (!number_in(s, word, 0, 1 << 20, out[n])) return -1;
+        s += word;
+    }
+    return *s && *s != ',' && *s != '\n' ? -1 : n;
 }
 
 bool step_parse(const char *s, struct step_point *out) {
-    char kind[8];
     *out = (struct step_point){.batch = 1};
-    if (sscanf(s, "%7[a-z]:%d:%d:%d:%d", kind, &out->rows, &out->depth, &out->batch, &out->keep) <
-        3)
-        return false;
-    out->prompt = !strcmp(kind, "prompt");
-    return (out->prompt || !strcmp(kind, "gen")) && out->rows > 0 && out->depth >= 0 &&
-           out->rows <= 1 << 20 && out->depth <= 1 << 20 && out->batch > 0 &&
+    int *const numbers[] = {&out->rows, &out->depth, &out->batch, &out->keep};
+    out->prompt = !strncmp(s, "prompt:", 7);
+    if (!out->prompt && strncmp(s, "gen:", 4) != 0) return false;
+    return read_numbers(strchr(s, ':'), numbers, 4) >= 2 && out->rows > 0 && out->batch > 0 &&
            out->batch <= STEP_MAX_BATCH && (!out->prompt || (out->batch == 1 && out->keep == 0)) &&
            (out->prompt || out->rows * out->batch <= KERN_MAX_ROWS) &&
            (out->keep == 0 || (out->keep >= 5 && out->rows <= 2 * KERN_BLOCK));
@@ -177,8 +187,8 @@ static bool parse_words(int argc, char **argv, struct words *w) {
     for (int i = 2; i < argc; i++) {
         bool more = i + 1 < argc;
         if (!strcmp(argv[i], "--serve")) w->serve = true;
-        else if (more && !strcmp(argv[i], "--threads")) w->threads = atoi_checked(argv[++i]);
-        else if (more && !strcmp(argv[i], "--reps")) w->step.reps = atoi_checked(argv[++i]);
+        else if (more && !strcmp(argv[i], "--threads")) w->threads = read_count(argv[++i]);
+        else if (more && !strcmp(argv[i], "--reps")) w->step.reps = read_count(argv[++i]);
         else if (more && !strcmp(argv[i], "--isa")) w->isa = argv[++i];
         else if (more && !strcmp(argv[i], "--points")) w->step.points = argv[++i];
         else if (more && !strcmp(argv[i], "--kv-type") && !strcmp(argv[i + 1], "f16")) i++;
@@ -188,8 +198,8 @@ static bool parse_words(int argc, char **argv, struct words *w) {
         else if (more && !strcmp(argv[i], "--load-format"))
             w->step.dummy = !strcmp(argv[++i], "dummy");
         else if (more && !strcmp(argv[i], "--select-layer"))
-            w->step.select_layer = atoi_checked(argv[++i]);
-        else if (more && !strcmp(argv[i], "--chunk")) w->step.chunk = atoi_checked(argv[++i]);
+            w->step.select_layer = read_count(argv[++i]);
+        else if (more && !strcmp(argv[i], "--chunk")) w->step.chunk = read_count(argv[++i]);
         else return fprintf(stderr, "bench_step: unknown word '%s'\n", argv[i]), false;
     }
     if (w->step.reps < 1 || w->step.reps > MAX_REPS) w->step.reps = 7;

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/number.h"
 #include "cmd/bell.h"
 #include "cmd/bench_kinds.h"
 #include "draft/lookup.h"
@@ -162,9 +163,11 @@ int main(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--target")) o.model_path = argv[i + 1];
         else if (!strcmp(argv[i], "--draft")) o.draft_path = argv[i + 1];
-        else if (!strcmp(argv[i], "--tokens")) n_tokens = (int)strtol(argv[i + 1], NULL, 10);
+        else if (!strcmp(argv[i], "--tokens") &&
+                 !number_in(argv[i + 1], strlen(argv[i + 1]), 2, MAX_TOKENS, &n_tokens))
+            n_tokens = 0;
     }
-    if (!o.model_path || !o.draft_path || n_tokens < 2 || n_tokens > MAX_TOKENS) {
+    if (!o.model_path || !o.draft_path || n_tokens == 0) {
         fprintf(stderr, "usage: draft_traces --target PATH --draft PATH [--tokens 2..%d]\n",
                 MAX_TOKENS);
         return 2;

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/rng.h"
 #include "cmd/bell.h"
 #include "cmd/bench_grid.h"
@@ -195,11 +196,10 @@ static int run_point(struct engine *g, struct point *out, struct err *e) {
 static int parse_list(const char *s, int lo, int hi, int out[MAX_POINTS]) {
     int n = 0;
     while (*s) {
-        char *end;
-        long v = strtol(s, &end, 10);
-        if (end == s || v < lo || v > hi || n == MAX_POINTS || (*end && *end != ',')) return 0;
-        out[n++] = (int)v;
-        s = *end ? end + 1 : end;
+        size_t word = strcspn(s, ",");
+        if (n == MAX_POINTS || !number_in(s, word, lo, hi, &out[n])) return 0;
+        n++;
+        s += word + (s[word] == ',');
     }
     return n;
 }

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "base/strbuf.h"
 #include "base/threads.h"
 #include "cmd/cmd.h"
@@ -90,20 +91,20 @@ static int parse_layers(struct distill *d, struct err *e) {
         }
     } else
         for (const char *p = d->f->layer; *p;) {
-            char *end;
-            long layer = strtol(p, &end, 10);
-            if (end == p || (*end && *end != ',') || h->n_layers == MODEL_MAX_TAPS)
+            size_t word = strcspn(p, ",");
+            int layer;
+            if (!number_in(p, word, -INT32_MAX, INT32_MAX, &layer) || h->n_layers == MODEL_MAX_TAPS)
                 return err_raise(e, E_RANGE, "--layer %s: 'auto', or up to %d numbers as 6,9,12",
                                  d->f->layer, MODEL_MAX_TAPS);
             if (layer < 1 || layer >= n)
                 return err_raise(e, E_RANGE,
-                                 "--layer %ld: the model has layers 0 to %d; 1 to %d "
+                                 "--layer %d: the model has layers 0 to %d; 1 to %d "
                                  "can be the first of the deep ones",
                                  layer, n - 1, n - 1);
             if (h->n_layers && layer <= h->layer[h->n_layers - 1])
                 return err_raise(e, E_RANGE, "--layer %s: numbers must ascend", d->f->layer);
-            h->layer[h->n_layers++] = (int)layer;
-            p = *end ? end + 1 : end;
+            h->layer[h->n_layers++] = layer;
+            p += word + (p[word] == ',');
         }
     return h->n_layers ? 0 : err_raise(e, E_RANGE, "a model of %d layers has none to select at", n);
 }

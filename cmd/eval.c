@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/eval_report.h"
@@ -55,17 +56,16 @@ static int parse_lengths(const char *s, int context, bool typed, int out[EVAL_MA
                          int *n_out, struct err *e) {
     *n_out = 0;
     while (*s) {
-        char *end;
-        errno = 0;
-        long v = strtol(s, &end, 10);
-        if (end == s || errno || v < 128 || v > MODEL_MAX_CONTEXT || (*end && *end != ','))
+        size_t word = strcspn(s, ",");
+        int v;
+        if (!number_in(s, word, 128, MODEL_MAX_CONTEXT, &v))
             return err_raise(e, E_RANGE, "--lengths: '%s' is no list of 128..%d tokens", s,
                              MODEL_MAX_CONTEXT);
         if (*n_out == EVAL_MAX_LENGTHS)
             return err_raise(e, E_RANGE, "--lengths: more than %d", EVAL_MAX_LENGTHS);
         /* Of the default what fits. */
-        if (typed || v + TARGET_TRACE_LOOK <= context) out[(*n_out)++] = (int)v;
-        s = *end ? end + 1 : end;
+        if (typed || v + TARGET_TRACE_LOOK <= context) out[(*n_out)++] = v;
+        s += word + (s[word] == ',');
     }
     if (*n_out == 0) out[(*n_out)++] = context / 2;
     return 0;
@@ -73,14 +73,14 @@ static int parse_lengths(const char *s, int context, bool typed, int out[EVAL_MA
 
 static int parse_depths(const char *s, struct eval_find_options *o, struct err *e) {
     while (*s) {
-        char *end;
-        double v = strtod(s, &end);
-        if (end == s || !(v >= 0 && v <= 100) || (*end && *end != ','))
+        size_t word = strcspn(s, ",");
+        double v;
+        if (!number_real(s, word, &v) || !(v >= 0 && v <= 100))
             return err_raise(e, E_RANGE, "--depths: '%s' is no list of 0..100 (per cent)", s);
         if (o->n_depths == EVAL_MAX_DEPTHS)
             return err_raise(e, E_RANGE, "--depths: more than %d", EVAL_MAX_DEPTHS);
         o->depth[o->n_depths++] = v / 100;
-        s = *end ? end + 1 : end;
+        s += word + (s[word] == ',');
     }
     if (o->n_depths == 0) return err_raise(e, E_INVALID, "--depths: none");
     return 0;

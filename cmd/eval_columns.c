@@ -1,10 +1,10 @@
 #include "cmd/eval_columns.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "base/number.h"
 
 static const char *const names[EVAL_N_SELECTORS] = {
     [EVAL_DENSE] = "dense",   [EVAL_OBSERVED] = "observed", [EVAL_RECENT] = "recent",
@@ -72,10 +72,7 @@ static int read_keeps(const struct eval_wishes *w, struct keep_word *out, int *n
                 int rc = target_keep_parse(&k->s, word, n, e);
                 if (rc) return rc;
             } else {
-                int end = 0;
-                if (n == 0 || n > 7 || sscanf(k->text, "%d%n", &k->s.keep_blocks, &end) != 1 ||
-                    (size_t)end != n || k->s.keep_blocks < 1 ||
-                    k->s.keep_blocks > TARGET_MOST_BLOCKS)
+                if (!number_in(word, n, 1, TARGET_MOST_BLOCKS, &k->s.keep_blocks))
                     return err_raise(e, E_RANGE,
                                      "keep_blocks '%s' is no number of blocks, allowed is [1, %d]",
                                      k->text, TARGET_MOST_BLOCKS);
@@ -117,13 +114,11 @@ static int read_numbers(const char *list, const char *name, struct number_word *
     out[0] = (struct number_word){.value = TARGET_UNSET};
     *n_out = 0;
     while (next_word(&at, &word, &n)) {
-        char *end;
         struct number_word *w = &out[*n_out];
         if (*n_out == EVAL_MAX_KEEPS)
             return err_raise(e, E_RANGE, "%s: more than %d", name, EVAL_MAX_KEEPS);
         snprintf(w->text, sizeof w->text, "%.*s", (int)(n > 15 ? 15 : n), word);
-        w->value = strtod(w->text, &end);
-        if (n == 0 || n > 15 || *end || !(w->value >= 0 && w->value <= 1))
+        if (n > 15 || !number_real(word, n, &w->value) || !(w->value >= 0 && w->value <= 1))
             return err_raise(e, E_RANGE, "%s is '%s', allowed is [0, 1]", name, w->text);
         ++*n_out;
     }

@@ -1,13 +1,12 @@
 #include "cmd/options.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/number.h"
 
 enum { MAX_NAME = 40 };
 
@@ -82,10 +81,10 @@ static int print_help(const struct options *o) {
 
 /* Binary units whatever the spelling, as vLLM and llama.cpp users expect of memory. */
 static bool parse_bytes(const char *s, double *out) {
-    char *end;
-    errno = 0;
-    double v = strtod(s, &end);
-    if (end == s || errno || !isfinite(v)) return false;
+    size_t n = strspn(s, "0123456789.eE+-");
+    const char *end = s + n;
+    double v;
+    if (!number_real(s, n, &v)) return false;
     static const char units[] = "kmgt";
     char c = (char)(*end | 32);
     const char *u = *end ? strchr(units, c) : NULL;
@@ -100,24 +99,21 @@ static bool parse_bytes(const char *s, double *out) {
 }
 
 static int set_value(const struct options *o, const struct option *t, const char *s) {
-    char *end;
     bool bounded = t->lo != 0 || t->hi != 0;
     double v = 0;
-    errno = 0;
+    int whole;
     switch (t->kind) {
     case OPTION_STRING:
         *(const char **)t->out = s;
         return -1;
-    case OPTION_INT: {
-        long n = strtol(s, &end, 10);
-        if (end == s || *end || errno || n < -2147483647L || n > 2147483647L)
+    case OPTION_INT:
+        if (!number_in(s, strlen(s), -INT32_MAX, INT32_MAX, &whole))
             return options_error(o, "--%s: '%s' is not an integer", t->name, s);
-        v = (double)n;
+        v = whole;
         break;
-    }
     case OPTION_DOUBLE:
-        v = strtod(s, &end);
-        if (end == s || *end || errno || !isfinite(v))
+    case OPTION_BELOW:
+        if (!number_real(s, strlen(s), &v))
             return options_error(o, "--%s: '%s' is not a number", t->name, s);
         break;
     case OPTION_BYTES:
@@ -129,11 +125,13 @@ static int set_value(const struct options *o, const struct option *t, const char
     case OPTION_GROUP:
         return options_error(o, "--%s takes no value ('%s')", t->name, s);
     }
-    if (bounded && !(v >= t->lo && v <= t->hi))
-        return options_error(o, "--%s: %s is not in %.15g..%.15g", t->name, s, t->lo, t->hi);
+    bool below = t->kind == OPTION_BELOW;
+    if (bounded && !(v >= t->lo && v <= t->hi && !(below && v == t->hi)))
+        return options_error(o, "--%s: %s is not in %.15g..%s%.15g", t->name, s, t->lo,
+                             below ? "below " : "", t->hi);
     if (t->kind == OPTION_INT) *(int *)t->out = (int)v;
-    else if (t->kind == OPTION_DOUBLE) *(double *)t->out = v;
-    else *(size_t *)t->out = (size_t)v;
+    else if (t->kind == OPTION_BYTES) *(size_t *)t->out = (size_t)v;
+    else *(double *)t->out = v;
     return -1;
 }
 

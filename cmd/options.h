@@ -2,7 +2,8 @@
 #define TANDEM_CMD_OPTIONS_H
 
 /* Command lines: one table a subcommand gives parsing, ranges, defaults and --help. Numbers are
- * parsed strictly; an unknown or bad word is named on stderr with the nearest option, exit code 2.
+ * decimal (base/number.h); an unknown or bad word is named on stderr with the nearest option, exit
+ * code 2.
  */
 
 #include <stdbool.h>
@@ -13,6 +14,7 @@ enum option_kind {
     OPTION_SWITCH, /* int *: set to 1; --no-NAME sets 0; what it was says that neither was typed */
     OPTION_INT,    /* int * in [lo, hi] */
     OPTION_DOUBLE, /* double * in [lo, hi] */
+    OPTION_BELOW,  /* double * in [lo, hi) */
     OPTION_BYTES,  /* size_t *: "512M", "2GiB", "1.5g"; in [lo, hi] bytes */
     OPTION_STRING, /* const char ** */
     OPTION_GROUP   /* a heading in --help; name is its text */

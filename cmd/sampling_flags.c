@@ -1,10 +1,9 @@
 #include "cmd/sampling_flags.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "base/number.h"
 #include "cmd/speculation.h"
 
 void sampling_flags_init(struct sampling_flags *s) {
@@ -15,10 +14,7 @@ void sampling_flags_init(struct sampling_flags *s) {
 
 int sampling_flags_finish(struct sampling_flags *s, const struct options *o) {
     if (s->seed) {
-        char *end;
-        errno = 0;
-        s->params.seed = strtoull(s->seed, &end, 10);
-        if (end == s->seed || *end || errno || *s->seed == '-')
+        if (!number_u64(s->seed, strlen(s->seed), 10, &s->params.seed))
             return options_error(o, "--seed: '%s' is not an integer in 0..2^64-1", s->seed);
         s->params.has_seed = true;
     }

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "cmd/cmd.h"
 #include "cmd/engine_flags.h"
 #include "cmd/socket_path.h"
@@ -59,9 +60,8 @@ static void add(struct serve_flags *f, const char *path, const char *host, int p
 static int flags_finish(struct serve_flags *f, const struct options *o) {
     struct err e = {0};
     if (f->socket_mode) {
-        char *end;
-        unsigned long mode = strtoul(f->socket_mode, &end, 8);
-        if (end == f->socket_mode || *end || mode > 0777)
+        uint64_t mode;
+        if (!number_u64(f->socket_mode, strlen(f->socket_mode), 8, &mode) || mode > 0777)
             return options_error(o, "--socket-mode: '%s' is no file mode like 0600",
                                  f->socket_mode);
         f->o.socket_mode = (unsigned)mode;

@@ -1,6 +1,5 @@
 #include "cmd/socket_path.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/number.h"
 
 void socket_path_default(char *out, size_t n) {
     const char *folder = getenv("XDG_RUNTIME_DIR");
@@ -26,10 +26,8 @@ int socket_path_check_owner(const char *path, struct err *e) {
 int socket_path_split(const char *text, char *host, size_t n, int *port, struct err *e) {
     const char *colon = strrchr(text, ':');
     if (!colon) return err_raise(e, E_INVALID, "'%s' is no HOST:PORT", text);
-    char *end;
-    errno = 0;
-    long value = strtol(colon + 1, &end, 10);
-    if (end == colon + 1 || *end || errno || value < 0 || value > 65535 || colon[1] == '+')
+    int value;
+    if (!number_in(colon + 1, strlen(colon + 1), 0, 65535, &value))
         return err_raise(e, E_INVALID, "'%s': the port is a number from 0 to 65535", text);
     size_t k = (size_t)(colon - text);
     if (k >= 2 && text[0] == '[' && text[k - 1] == ']') {
@@ -42,6 +40,6 @@ int socket_path_split(const char *text, char *host, size_t n, int *port, struct 
     if (k >= n) return err_raise(e, E_INVALID, "'%s': the host is too long", text);
     if (k == 0) snprintf(host, n, "127.0.0.1");
     else snprintf(host, n, "%.*s", (int)k, text);
-    *port = (int)value;
+    *port = value;
     return 0;
 }

@@ -47,7 +47,7 @@ struct sparsity_flags {
     {OPTION_STRING, "recheck", NULL, 0, &(f)->recheck, "WHICH", 0, 0,                              \
      "border: which of the blocks of ranks k/2 to 2k stay, true attention in the select layer "    \
      "says; off", "off"},                                                                          \
-    {OPTION_DOUBLE, "drop", NULL, 0, &(f)->s.drop, "X", 0, 1,                                      \
+    {OPTION_BELOW, "drop", NULL, 0, &(f)->s.drop, "X", 0, 1,                                       \
      "--reselect: share of a list that the next one leaves out, those that were used least", "0"}, \
     {OPTION_STRING, "exact", NULL, 0, &(f)->exact, "N", 0, 0,                                      \
      "the dense answer: sparse reading proposes up to N tokens (1..16, on: 16), then a dense pass "\

@@ -1,10 +1,9 @@
 #include "cmd/speculation.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "base/number.h"
 
 int speculation_parse_draft_tokens(const struct options *o, const char *text, int *out) {
     if (!text) return -1;
@@ -12,14 +11,12 @@ int speculation_parse_draft_tokens(const struct options *o, const char *text, in
         *out = VERIFY_DRAFT_AUTO;
         return -1;
     }
-    char *end;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (end == text || *end || errno)
+    int n;
+    if (!number_in(text, strlen(text), -INT32_MAX, INT32_MAX, &n))
         return options_error(o, "--draft-tokens: '%s' is neither auto nor an integer", text);
     if (n < 0 || n > KERN_MAX_DRAFT)
-        return options_error(o, "--draft-tokens: %ld is not in 0..%d (or auto)", n, KERN_MAX_DRAFT);
-    *out = (int)n;
+        return options_error(o, "--draft-tokens: %d is not in 0..%d (or auto)", n, KERN_MAX_DRAFT);
+    *out = n;
     return -1;
 }
 

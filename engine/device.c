@@ -1,18 +1,10 @@
 /* Which backend runs an engine. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/number.h"
 #include "engine/engine_private.h"
-
-/* The number behind "cuda:"; false where it is none. */
-static bool device_number(const char *s, int *out) {
-    char *end;
-    long n = strtol(s, &end, 10);
-    *out = (int)n;
-    return s[0] >= '0' && s[0] <= '9' && !*end && n < 1024;
-}
 
 int engine__open_device(struct kern **out, const struct engine_options *o, bool plan_only,
                         struct err *e) {
@@ -32,7 +24,7 @@ int engine__open_device(struct kern **out, const struct engine_options *o, bool 
         return err_raise(e, rc, "%s (--device cpu leaves the GPU alone)", why.message);
     }
     if (!strcmp(name, "cuda")) return kern_cuda_open(out, &ko, e);
-    if (!strncmp(name, "cuda:", 5) && device_number(name + 5, &ko.device))
+    if (!strncmp(name, "cuda:", 5) && number_in(name + 5, strlen(name + 5), 0, 1023, &ko.device))
         return kern_cuda_open(out, &ko, e);
     return err_raise(e, E_INVALID, "device '%.40s': not one of auto, cpu, cuda, cuda:N", name);
 }

@@ -53,7 +53,7 @@ void params__defaults(struct request_options *o) {
         {"reselector", PARAM_RESELECTOR, AT(sparse.reselector), 0, 0, false},                      \
         {"surprise", PARAM_REAL, AT(sparse.surprise), 0, 100, true},                               \
         {"recheck", PARAM_RECHECK, AT(sparse.recheck), 0, 0, false},                               \
-        {"drop", PARAM_REAL, AT(sparse.drop), 0, 1, false},                                        \
+        {"drop", PARAM_BELOW, AT(sparse.drop), 0, 1, false},                                       \
         {"exact", PARAM_EXACT, AT(sparse.exact), 0, TARGET_MOST_EXACT, false},                     \
         {"prefill", PARAM_PREFILL, AT(sparse.prefill), 0, 0, false},                               \
         {"prefill_dense", PARAM_INT, AT(sparse.prefill_dense), 0, TARGET_MOST_BLOCKS, false},      \
@@ -104,15 +104,16 @@ static int read_stop(const msgpack_object *v, struct verify_params *p, struct er
     return 0;
 }
 
-/* A finite number in [lo, hi], or (lo, hi]. */
+/* A finite number in [lo, hi], or (lo, hi], or [lo, hi). */
 static int read_number(const struct param *t, const msgpack_object *v, double *out, struct err *e) {
+    bool real = t->kind == PARAM_REAL || t->kind == PARAM_BELOW, below = t->kind == PARAM_BELOW;
     if (!rpc_real(v, out))
         return err_raise(e, E_INVALID, "%s must be a number, not %s", t->name, rpc_type_name(v));
-    if (t->kind != PARAM_REAL && *out != floor(*out))
+    if (!real && *out != floor(*out))
         return err_raise(e, E_INVALID, "%s must be an integer, not %g", t->name, *out);
-    if (*out < t->lo || *out > t->hi || (t->above_lo && *out <= t->lo))
-        return err_raise(e, E_RANGE, "%s is %.15g, allowed is %c%.15g, %.15g]", t->name, *out,
-                         t->above_lo ? '(' : '[', t->lo, t->hi);
+    if (*out < t->lo || *out > t->hi || (t->above_lo && *out <= t->lo) || (below && *out >= t->hi))
+        return err_raise(e, E_RANGE, "%s is %.15g, allowed is %c%.15g, %.15g%c", t->name, *out,
+                         t->above_lo ? '(' : '[', t->lo, t->hi, below ? ')' : ']');
     return 0;
 }
 
@@ -321,6 +322,7 @@ static int read_value(const struct param *t, void *out, const msgpack_object *v,
     case PARAM_BOOL:
         return read_bool(t, v, (bool *)field, e);
     case PARAM_REAL:
+    case PARAM_BELOW:
         if ((rc = read_number(t, v, &x, e)) == 0) *(double *)field = x;
         return rc;
     case PARAM_INT:

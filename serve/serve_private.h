@@ -217,6 +217,7 @@ enum param_kind {
     PARAM_BOOL,
     PARAM_INT,
     PARAM_REAL,
+    PARAM_BELOW, /* a PARAM_REAL below hi */
     PARAM_SIZE,
     PARAM_SEED,
     PARAM_STOP,
@@ -241,7 +242,7 @@ struct param {
     const char *name;
     enum param_kind kind;
     size_t offset; /* of the field in the struct that is filled */
-    double lo, hi; /* PARAM_INT, PARAM_REAL, PARAM_SIZE: inclusive */
+    double lo, hi; /* PARAM_INT, PARAM_REAL, PARAM_SIZE: inclusive but PARAM_BELOW's hi */
     bool above_lo; /* lo itself is not allowed */
 };
 /* Fill the fields that `map` (a map or nil) names. E_INVALID, E_RANGE with name and value; *bad

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/number.h"
 #include "base/strbuf.h"
 #include "model/safetensors.h"
 #include "target/scorer_private.h"
@@ -20,14 +21,8 @@ enum { N_KINDS = sizeof kinds / sizeof *kinds };
 /* ---- Values as text ---- */
 
 static int parse_int(const char *key, const char *text, int *out, struct err *e) {
-    char *end;
-    errno = 0;
-    long v = strtol(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || v > 1 << 30)
-        return err_raise(e, E_FORMAT, "%s is \"%.40s\", not a whole number of [0, 2^30]", key,
-                         text);
-    *out = (int)v;
-    return 0;
+    if (number_in(text, strlen(text), 0, 1 << 30, out)) return 0;
+    return err_raise(e, E_FORMAT, "%s is \"%.40s\", not a whole number of [0, 2^30]", key, text);
 }
 
 static int parse_bool(const char *key, const char *text, bool *out, struct err *e) {
@@ -48,11 +43,8 @@ static int parse_hex(const char *key, const char *text, uint64_t *out, struct er
 }
 
 static int parse_number(const char *key, const char *text, double *out, struct err *e) {
-    char *end;
-    *out = strtod(text, &end);
-    if (((text[0] < '0' || text[0] > '9') && text[0] != '.') || strpbrk(text, "xX") || *end)
-        return err_raise(e, E_FORMAT, "%s is \"%.40s\", not a number of 0 or more", key, text);
-    return 0;
+    if (number_real(text, strlen(text), out) && *out >= 0) return 0;
+    return err_raise(e, E_FORMAT, "%s is \"%.40s\", not a number of 0 or more", key, text);
 }
 
 static int parse_curve(const char *key, const char *text, struct target_curve *out, struct err *e) {

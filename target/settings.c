@@ -1,11 +1,11 @@
 /* What may be asked of a selection, and how a request's wish lies over the engine's. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "base/err.h"
+#include "base/number.h"
 #include "target/target.h"
 
 static const char *const names[TARGET_N_SELECTORS] = {
@@ -61,28 +61,14 @@ int target_reselector_parse(int *out, const char *s, size_t n, struct err *e) {
     return 0;
 }
 
-/* A number that is the whole text; false where it is none. */
-static bool read_number(const char *s, size_t n, double *out) {
-    char text[32], *end;
-    if (n < 1 || n >= sizeof text || (s[0] != '.' && (s[0] < '0' || s[0] > '9'))) return false;
-    if (memchr(s, 'x', n) || memchr(s, 'X', n)) return false; /* strtod reads hex */
-    memcpy(text, s, n);
-    text[n] = 0;
-    *out = strtod(text, &end);
-    return !*end;
-}
-
 int target_threshold_parse(double *out, const char *s, size_t n, struct err *e) {
-    bool minus = n > 0 && s[0] == '-';
     if (is_word(s, n, "off")) {
         *out = TARGET_NO_THRESHOLD;
         return 0;
     }
-    if (!read_number(s + minus, n - minus, out) || isinf(*out))
-        return err_raise(e, E_RANGE, "keep_threshold is \"%.*s\", allowed is \"off\" or a number",
-                         shown(n), s);
-    if (minus) *out = -*out;
-    return 0;
+    if (number_real(s, n, out)) return 0;
+    return err_raise(e, E_RANGE, "keep_threshold is \"%.*s\", allowed is \"off\" or a number",
+                     shown(n), s);
 }
 
 const char *target_reselect_name(int reselect) {
@@ -93,13 +79,10 @@ const char *target_reselect_name(int reselect) {
 }
 
 int target_reselect_parse(int *out, const char *s, size_t n, struct err *e) {
-    double x;
     if (is_word(s, n, "off")) *out = TARGET_RESELECT_OFF;
     else if (is_word(s, n, "step")) *out = TARGET_RESELECT_STEP;
     else if (is_word(s, n, "surprise")) *out = TARGET_RESELECT_SURPRISE;
-    else if (read_number(s, n, &x) && x >= 1 && x <= TARGET_MOST_BLOCKS && x == floor(x))
-        *out = (int)x;
-    else
+    else if (!number_in(s, n, 1, TARGET_MOST_BLOCKS, out))
         return err_raise(e, E_RANGE,
                          "reselect is \"%.*s\", allowed is \"off\", \"step\", \"surprise\" or "
                          "[1, %d] tokens",
@@ -121,11 +104,9 @@ int target_recheck_parse(int *out, const char *s, size_t n, struct err *e) {
 }
 
 int target_exact_parse(int *out, const char *s, size_t n, struct err *e) {
-    double x;
     if (is_word(s, n, "off")) *out = 0;
     else if (is_word(s, n, "on")) *out = TARGET_MOST_EXACT;
-    else if (read_number(s, n, &x) && x <= TARGET_MOST_EXACT && x == floor(x)) *out = (int)x;
-    else
+    else if (!number_in(s, n, 0, TARGET_MOST_EXACT, out))
         return err_raise(e, E_RANGE,
                          "exact is \"%.*s\", allowed is \"on\", \"off\" or [0, %d] tokens",
                          shown(n), s, TARGET_MOST_EXACT);
@@ -144,8 +125,8 @@ static bool read_curve(const char *s, size_t n, struct target_curve *out) {
     for (; out->n < TARGET_CURVE_POINTS; s++) {
         const char *comma = after(s, end, ','), *colon = after(s, comma, ':');
         double tokens, keep;
-        if (colon == comma || !read_number(s, (size_t)(colon - s), &tokens) ||
-            !read_number(colon + 1, (size_t)(comma - colon - 1), &keep))
+        if (colon == comma || !number_real(s, (size_t)(colon - s), &tokens) ||
+            !number_real(colon + 1, (size_t)(comma - colon - 1), &keep))
             return false;
         out->at[out->n].tokens = tokens;
         out->at[out->n++].keep = keep;
@@ -170,7 +151,7 @@ int target_keep_parse(struct target_settings *s, const char *text, size_t n, str
     struct target_curve curve;
     if (is_word(text, n, "curve")) {
         s->keep = TARGET_CURVE;
-    } else if (read_number(text, n, &x) && x > 0 && x <= 1) {
+    } else if (number_real(text, n, &x) && x > 0 && x <= 1) {
         s->keep = x;
     } else if (read_curve(text, n, &curve) && is_curve(&curve)) {
         s->keep = TARGET_CURVE;

@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "base/half.h"
+#include "base/number.h"
 #include "base/rng.h"
 #include "base/strbuf.h"
 #include "base/threads.h"
@@ -138,6 +139,84 @@ static void test_base_utf8_every_code_point(void) {
     assert_int_equal(utf8_complete_prefix("a\xff", 2), 2); /* invalid is not incomplete */
 }
 
+/* What is whole, what is not, and that what is not leaves the place alone. */
+static void test_base_number(void) {
+    static const struct {
+        const char *text;
+        bool is_int, is_u64, is_real;
+        double value;
+    } cases[] = {
+        {"0", true, true, true, 0},
+        {"-0", true, false, true, 0},
+        {"007", true, true, true, 7},
+        {"-12", true, false, true, -12},
+        {"2147483647", true, true, true, 2147483647.},
+        {"1.5", false, false, true, 1.5},
+        {".25", false, false, true, .25},
+        {"3.", false, false, true, 3},
+        {"1e3", false, false, true, 1000},
+        {"-2.5E-1", false, false, true, -.25},
+        {"1e+1", false, false, true, 10},
+        {"1e-400", false, false, true, 0},
+        {"1e400", false, false, false, 0},
+        {"99999999999999999999", false, false, true, 1e20},
+        {"", false, false, false, 0},
+        {"-", false, false, false, 0},
+        {".", false, false, false, 0},
+        {"--1", false, false, false, 0},
+        {"+1", false, false, false, 0},
+        {" 1", false, false, false, 0},
+        {"\t1", false, false, false, 0},
+        {"1 ", false, false, false, 0},
+        {"0x10", false, false, false, 0},
+        {"0X1p3", false, false, false, 0},
+        {"1e", false, false, false, 0},
+        {"1e+", false, false, false, 0},
+        {"e5", false, false, false, 0},
+        {"1.2.3", false, false, false, 0},
+        {"1,5", false, false, false, 0},
+        {"inf", false, false, false, 0},
+        {"nan", false, false, false, 0},
+        {"1/", false, false, false, 0},
+        {"1:", false, false, false, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *s = cases[i].text;
+        size_t n = strlen(s);
+        int64_t a = 77;
+        uint64_t b = 77;
+        double c = 77;
+        if (number_int(s, n, &a) != cases[i].is_int) fail_msg("int \"%s\"", s);
+        if (number_u64(s, n, 10, &b) != cases[i].is_u64) fail_msg("u64 \"%s\"", s);
+        if (number_real(s, n, &c) != cases[i].is_real) fail_msg("real \"%s\"", s);
+        assert_true((double)a == (cases[i].is_int ? cases[i].value : 77));
+        assert_true((double)b == (cases[i].is_u64 ? cases[i].value : 77));
+        assert_true(c == (cases[i].is_real ? cases[i].value : 77));
+    }
+    int64_t i64;
+    uint64_t u64;
+    double real = 0;
+    int n = 5;
+    assert_true(number_int("9223372036854775807", 19, &i64) && i64 == INT64_MAX);
+    assert_false(number_int("9223372036854775808", 19, &i64));
+    assert_true(number_u64("18446744073709551615", 20, 10, &u64) && u64 == UINT64_MAX);
+    assert_false(number_u64("18446744073709551616", 20, 10, &u64));
+    assert_true(number_u64("0755", 4, 8, &u64) && u64 == 0755);
+    assert_false(number_u64("0758", 4, 8, &u64));
+    assert_true(number_in("-3", 2, -3, 4, &n) && n == -3);
+    assert_false(number_in("-4", 2, -3, 4, &n));
+    assert_false(number_in("5", 1, -3, 4, &n));
+    assert_int_equal(n, -3);
+    /* A part of a text, one with a zero byte, one that is too long. */
+    assert_true(number_real("12,5", 2, &real) && real == 12);
+    assert_false(number_real("1\0", 2, &real));
+    assert_false(number_int("1\0", 2, &i64));
+    char many[80];
+    memset(many, '1', sizeof many);
+    assert_true(number_real(many, 63, &real));
+    assert_false(number_real(many, 64, &real));
+}
+
 static void test_base_strbuf_limit(void) {
     struct strbuf b = {.limit = 300};
     for (int i = 0; i < 100; i++) strbuf_append_str(&b, "abc");
@@ -218,6 +297,7 @@ const struct test tests[] = {
     {"base_threads_cover_once", TEST_QUICK, 60000, test_base_threads_cover_once},
     {"base_threads_split_grain", TEST_QUICK, 5000, test_base_threads_split_grain},
     {"base_utf8_every_code_point", TEST_QUICK, 10000, test_base_utf8_every_code_point},
+    {"base_number", TEST_QUICK, 2000, test_base_number},
     {"base_strbuf_limit", TEST_QUICK, 2000, test_base_strbuf_limit},
     {"base_err_quotes_hostile_bytes", TEST_QUICK, 2000, test_base_err_quotes_hostile_bytes},
     {"base_file_writable", TEST_QUICK, 2000, test_base_file_writable},

@@ -137,7 +137,8 @@ static void test_flags_sparse(void) {
         {"-m t --reselect often", "--reselect: 'often' is none of off, step, surprise"},
         {"-m t --reselector observed", "--reselector: 'observed' is not one of scorer, mean"},
         {"-m t --recheck all", "--recheck: 'all' is neither off nor border"},
-        {"-m t --drop 1", "drop is 1, allowed is [0, 1)"},
+        {"-m t --drop 1", "--drop: 1 is not in 0..below 1"},
+        {"-m t --drop -0.1", "--drop: -0.1 is not in 0..below 1"},
         {"-m t --exact 17", "--exact: '17' is none of on, off, or a number of tokens to 16"},
         {"-m t --exact 4 --sparse off", "exact 4, sparse \"off\""},
         {"-m t --lists heads", "--lists: 'heads' is not one of one, layer, head"},
@@ -182,6 +183,38 @@ static void test_flags_numbers(void) {
     assert_false(f.o.lookup);
     assert_int_equal(f.o.draft_window, 128);
     assert_int_equal(f.default_coupling, VERIFY_GUMBEL);
+}
+
+/* Numbers are decimal, without blanks, signs and words of other notations, in every flag. */
+static void test_flags_decimal(void) {
+    static const char flags[] =
+        "--keep --keep-blocks --min-blocks --window-blocks --reserve --smooth --keep-threshold "
+        "--reselect --surprise --drop --exact --prefill-dense --prefill-chunk --select2 "
+        "--quarters --select-layer --draft-tokens --draft-window --max-draft-tokens --threads "
+        "--kv-memory --ctx-size --max-num-seqs --max-queue --max-num-batched-tokens "
+        "--prefill-share ";
+    static const char *const values[] = {"0x1", "0x40",  "+1",   "\t1", "1\v", "inf",
+                                         "nan", "1e999", "\n64", "64_", "",    "1.0.0"};
+    for (const char *at = flags; *at; at = strchr(at, ' ') + 1)
+        for (size_t j = 0; j < sizeof values / sizeof *values; j++) {
+            struct engine_flags f;
+            char said[2000], line[100], name[40];
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " "), at);
+            snprintf(line, sizeof line, "-m t %s=%s", name, values[j]);
+            int rc = parse(&f, line, said, sizeof said);
+            if (rc != 2 || !strstr(said, name)) fail_msg("%s: %d %s", line, rc, said);
+        }
+    struct engine_flags f;
+    taken(&f, "-m t --kv-memory 1.5g --surprise 1e-2");
+    assert_true(f.o.kv_memory_bytes == (size_t)3 << 29 && f.o.sparse.surprise == .01);
+    taken(&f, "-m t --kv-memory 1e6");
+    assert_int_equal(f.o.kv_memory_bytes, 1000000);
+    static const char *const sizes[] = {"-1", "0x10M", "\t1M", "1MM", "1e6e", "M", "1\tM"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char said[2000], line[100];
+        snprintf(line, sizeof line, "-m t --kv-memory=%s", sizes[i]);
+        assert_int_equal(parse(&f, line, said, sizeof said), 2);
+    }
 }
 
 static void test_flags_refused(void) {
@@ -285,6 +318,7 @@ const struct test tests[] = {
     {"flags_sparse", TEST_QUICK, 5000, test_flags_sparse},
     {"flags_draft", TEST_QUICK, 2000, test_flags_draft},
     {"flags_numbers", TEST_QUICK, 2000, test_flags_numbers},
+    {"flags_decimal", TEST_QUICK, 5000, test_flags_decimal},
     {"flags_refused", TEST_QUICK, 2000, test_flags_refused},
     {"flags_idle", TEST_QUICK, 2000, test_flags_idle},
     {"flags_terminal_text", TEST_QUICK, 2000, test_flags_terminal_text},

@@ -19,6 +19,7 @@
 
 #include "base/err.h"
 #include "base/file.h"
+#include "base/number.h"
 #include "base/rng.h"
 
 extern int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -188,14 +189,6 @@ static int usage(const char *why) {
     return 2;
 }
 
-static int read_number(const char *text, uint64_t *out) {
-    char *end;
-    errno = 0;
-    if (!text || *text < '0' || *text > '9') return -1;
-    *out = strtoull(text, &end, 10);
-    return *end || errno ? -1 : 0;
-}
-
 static int add_seed(struct options *o, const char *path) {
     struct file f;
     struct err e = {0};
@@ -213,7 +206,7 @@ int main(int argc, char **argv) {
         if (strncmp(argv[i], "--", 2) != 0) continue;
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(name, "--save") == 0) o.save = value;
-        else if (read_number(value, &v) != 0) return usage(name);
+        else if (!value || !number_u64(value, strlen(value), 10, &v)) return usage(name);
         else if (strcmp(name, "--runs") == 0) o.runs = v;
         else if (strcmp(name, "--seed") == 0) o.seed = v;
         else if (strcmp(name, "--start") == 0) o.start = v;
