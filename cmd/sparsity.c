@@ -47,9 +47,7 @@ int sparsity_flags_finish(struct sparsity_flags *f, const struct options *o) {
         return options_error(o, "--lists: '%s' is not one of one, layer, head", f->lists);
     if (f->sparse_prefill >= 0)
         f->s.prefill = f->sparse_prefill ? TARGET_PREFILL_SPARSE : TARGET_PREFILL_DENSE;
-    bool check = f->s.exact > 0 || f->sparse_prefill > 0 || f->s.prefill_chunk > 0 ||
-                 f->s.drop > 0 || target_has_lists(&f->s) || target_has_quarters(&f->s);
-    if (check && target_settings_check(&f->s, &e)) return options_error(o, "%s", e.message);
+    if (target_settings_check(&f->s, &e)) return options_error(o, "%s", e.message);
     return -1;
 }
 

@@ -139,6 +139,7 @@ static void test_flags_sparse(void) {
         {"-m t --recheck all", "--recheck: 'all' is neither off nor border"},
         {"-m t --drop 1", "--drop: 1 is not in 0..below 1"},
         {"-m t --drop -0.1", "--drop: -0.1 is not in 0..below 1"},
+        {"-m t --surprise 0", "surprise is 0, allowed is (0, 100]"},
         {"-m t --exact 17", "--exact: '17' is none of on, off, or a number of tokens to 16"},
         {"-m t --exact 4 --sparse off", "exact 4, sparse \"off\""},
         {"-m t --lists heads", "--lists: 'heads' is not one of one, layer, head"},
