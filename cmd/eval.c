@@ -20,7 +20,8 @@ enum { DEFAULT_NEEDLES = 40, DEFAULT_TEXTS = 8, MOST_CONTEXT = 32768 };
 struct flags {
     struct engine_options engine;
     const char *precision, *lengths, *depths, *kinds, *text, *tasks, *selectors, *scorers, *json,
-        *svg, *answers, *calibrate, *into, *keep, *keep_blocks, *reserve, *smooth;
+        *svg, *answers, *calibrate, *into, *keep, *keep_blocks, *reserve, *smooth, *lists, *select2,
+        *quarters, *sizes;
     int n_needles, n_texts, n_answer, n_late, n_following, n_task_answer, n_task, context, seed,
         exact, n_exact;
     double budget;
@@ -203,9 +204,16 @@ static int plan_columns(const struct flags *f, struct work *p, struct err *e) {
     w->anew[EVAL_AGAIN] = f->again;
     w->anew[EVAL_EACH_STEP] = f->each_step;
     w->recheck = f->recheck;
-    for (int i = 0; i < w->n_scorers; i++)
+    w->lists = f->lists;
+    w->select2 = f->select2;
+    w->quarters = f->quarters;
+    w->sizes = f->sizes;
+    w->deep = eval_bed_deep(p->bed);
+    for (int i = 0; i < w->n_scorers; i++) {
+        w->measures_quarters[i] = p->bed->scorer_file[i]->kind == KERN_SCORE_LATE;
         w->defaults[i] = (struct target_scorer_defaults){p->bed->scorer_file[i]->smoothing,
                                                          p->bed->scorer_file[i]->curve};
+    }
     return eval_columns_make(&p->columns, w, e);
 }
 
@@ -231,6 +239,7 @@ static int plan_all(const struct flags *f, struct work *p, struct err *e) {
     if (!rc) rc = plan_texts(f, p, e);
     if (rc) return rc;
     p->bed_options.max_answers = p->columns.n;
+    p->bed_options.apart = eval_columns_are_apart(&p->columns);
     p->found = calloc((size_t)p->find.n * (size_t)p->find.n_lengths + 1, sizeof *p->found);
     p->loss = calloc((size_t)p->read.n * (size_t)p->read.n_lengths + 1, sizeof *p->loss);
     if (!p->found || !p->loss) return err_raise(e, E_NOMEM, "no memory for so many prompts");
@@ -545,6 +554,14 @@ static const char after[] =
      "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
     {OPTION_FLAG, "recheck", NULL, 0, &(f)->recheck, NULL, 0, 0,                                   \
      "and once more, re-checked at the border by attention in the select layer", NULL},            \
+    {OPTION_STRING, "lists", NULL, 0, &(f)->lists, "LIST", 0, 0,                                   \
+     "and observed once more each by lists of its own per: layer, head", NULL},                    \
+    {OPTION_STRING, "select2", NULL, 0, &(f)->select2, "LIST", 0, 0,                               \
+     "and observed once more each with a second list for layers from that one on", NULL},          \
+    {OPTION_STRING, "quarters", NULL, 0, &(f)->quarters, "LIST", 0, 0,                             \
+     "observed, mean, late scorers once more each, reading so many quarters of a block", NULL},    \
+    {OPTION_STRING, "sizes", NULL, 0, &(f)->sizes, "LIST", 0, 0,                                   \
+     "and the same each selecting blocks of 16, 32 or 128 tokens, as many tokens", NULL},          \
     {OPTION_INT, "exact", NULL, 0, &(f)->exact, "N", 0, TARGET_MOST_EXACT,                         \
      "needles' prompts also by exact answers of up to N tokens at once, beside dense", "0: not"},  \
     {OPTION_INT, "exact-tokens", NULL, 0, &(f)->n_exact, "N", 1, 4096, "of such an answer", "64"}, \

@@ -79,6 +79,7 @@ static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool
                                       .has_minmax = true,
                                       .has_spread = true,
                                       .heads = true,
+                                      .apart = o->apart,
                                       .max_answers = o->max_answers,
                                       .max_answer_tokens = o->max_answer_tokens};
     int rc = engine_kv_dtype(o->engine.kv_type, o->engine.precision, b->k, &to.kv_dtype, e);
@@ -92,21 +93,31 @@ static int open_trace(struct eval_bed *b, const struct eval_bed_options *o, bool
 
 /* Lines of `numbers`. */
 enum { OBSERVED, ORACLE, MEAN, MINMAX, BOUND, ATTENTION, FIRST_SCORER };
+enum { QUARTER_LINES = TARGET_QUARTERS * (1 + EVAL_MAX_SCORERS) };
 
-static int open_memory(struct eval_bed *b, int max_tokens, struct err *e) {
-    size_t lines = FIRST_SCORER + EVAL_MAX_SCORERS;
-    b->n_blocks = target_n_blocks(max_tokens);
+struct target_deep eval_bed_deep(const struct eval_bed *b) {
+    return (struct target_deep){.first = b->select_layer,
+                                .n_layers = b->c.n_layers - b->select_layer,
+                                .n_heads = b->c.n_kv_heads};
+}
+
+static int open_memory(struct eval_bed *b, const struct eval_bed_options *o, struct err *e) {
+    const struct target_deep deep = eval_bed_deep(b);
+    /* Behind the numbers of blocks, those of quarters. */
+    size_t lines = FIRST_SCORER + EVAL_MAX_SCORERS + (o->apart ? QUARTER_LINES : 0);
+    b->n_blocks = target_n_blocks(o->max_tokens);
     b->numbers = calloc(lines * (size_t)b->n_blocks, sizeof *b->numbers);
     b->scratch = calloc((size_t)b->n_blocks, sizeof *b->scratch);
     b->lists = calloc((EVAL_MAX_COLUMNS + 1) * (size_t)b->n_blocks, sizeof *b->lists);
-    if (b->numbers && b->scratch && b->lists) return 0;
-    return err_raise(e, E_NOMEM, "no memory for %d lists", EVAL_MAX_COLUMNS);
+    if (!b->numbers || !b->scratch || !b->lists)
+        return err_raise(e, E_NOMEM, "no memory for %d lists", EVAL_MAX_COLUMNS);
+    return o->apart ? eval_apart_open(&b->apart, &deep, o->max_answers, b->n_blocks, e) : 0;
 }
 
 int eval_bed_open(struct eval_bed *b, const struct eval_bed_options *o, struct err *e) {
     struct kern_device_info info;
     b->max_tokens = o->max_tokens;
-    int rc = open_memory(b, o->max_tokens, e);
+    int rc = open_memory(b, o, e);
     if (!rc) rc = engine_open_device(&b->k, &o->engine, e);
     if (rc) return rc;
     b->k->ops->info(b->k, &info);
@@ -132,6 +143,7 @@ void eval_bed_close(struct eval_bed *b) {
     if (b->k) b->k->ops->close(b->k);
     tokenizer_close(b->tokenizer);
     model_source_close(b->src);
+    eval_apart_close(&b->apart);
     free(b->numbers);
     free(b->scratch);
     free(b->lists);
@@ -152,21 +164,55 @@ static int score_plain(struct eval_bed *b, int selector, int line, const float *
     return target_trace_score(b->trace, 0, &plain, numbers_of(b, line), e);
 }
 
+/* Numbers of the quarters: 0 the mean's, then each scorer's. */
+static float *quarters_of(const struct eval_bed *b, int i) {
+    return numbers_of(b, FIRST_SCORER + EVAL_MAX_SCORERS + TARGET_QUARTERS * i);
+}
+
+static int score_quarters(struct eval_bed *b, const struct eval_columns *columns, struct err *e) {
+    bool mean = false, scorer[EVAL_MAX_SCORERS] = {0};
+    int rc = 0;
+    for (int i = 0; i < columns->n; i++) {
+        const struct eval_column *c = &columns->at[i];
+        if (!eval_column_is_apart(c)) continue;
+        mean |= c->selector == EVAL_MEAN;
+        if (c->selector == EVAL_SCORER) scorer[c->scorer] = true;
+    }
+    for (int i = 0; i <= b->n_scorers && !rc; i++) {
+        if (i ? !scorer[i - 1] : !mean) continue;
+        struct kern_scorer by = i ? *target_scorer_kern(b->scorer[i - 1])
+                                  : target_scorer_plain(TARGET_MEAN, b->c.hidden);
+        by.by_quarter = true;
+        rc = target_trace_score(b->trace, 0, &by, quarters_of(b, i), e);
+        if (i) b->scores.scorer_quarters[i - 1] = quarters_of(b, i);
+        else b->scores.mean_quarters = quarters_of(b, i);
+    }
+    return rc;
+}
+
+/* Compute it, and look at its end where `observed` asks. */
+static int run_prompt(struct eval_bed *b, const int32_t *ids, int n, bool observed, struct err *e) {
+    const float *mass = NULL;
+    float *to = numbers_of(b, OBSERVED);
+    if (!observed || b->apart.n_blocks == 0) {
+        int rc = target_trace_prompt(b->trace, ids, n, observed ? TARGET_ROWS : 0, &mass, e);
+        if (!rc && mass) memcpy(to, mass, sizeof *mass * (size_t)target_n_blocks(n));
+        return rc;
+    }
+    struct target_seen seen;
+    int rc = target_trace_prompt_apart(b->trace, ids, n, TARGET_ROWS, &seen, e);
+    if (!rc) eval_apart_see(&b->apart, &seen, target_n_blocks(n), to);
+    return rc;
+}
+
 int eval_bed_prompt(struct eval_bed *b, const struct eval_columns *columns, const int32_t *ids,
                     int n, uint64_t seed, struct err *e) {
     bool wanted[EVAL_N_SELECTORS] = {0};
-    const float *mass = NULL;
-    size_t bytes = sizeof *mass * (size_t)target_n_blocks(n);
     for (int i = 0; i < columns->n; i++) wanted[columns->at[i].selector] = true;
     b->scores = (struct eval_scores){.n_tokens = n, .seed = seed};
     int rc = target_trace_rewind(b->trace, 0, e);
-    if (!rc)
-        rc = target_trace_prompt(b->trace, ids, n, wanted[EVAL_OBSERVED] ? TARGET_ROWS : 0, &mass,
-                                 e);
-    if (!rc && mass) {
-        memcpy(numbers_of(b, OBSERVED), mass, bytes);
-        b->scores.observed = numbers_of(b, OBSERVED);
-    }
+    if (!rc) rc = run_prompt(b, ids, n, wanted[EVAL_OBSERVED], e);
+    if (!rc && wanted[EVAL_OBSERVED]) b->scores.observed = numbers_of(b, OBSERVED);
     if (!rc && wanted[EVAL_MEAN]) rc = score_plain(b, TARGET_MEAN, MEAN, &b->scores.mean, e);
     if (!rc && wanted[EVAL_MINMAX])
         rc = score_plain(b, TARGET_MINMAX, MINMAX, &b->scores.minmax, e);
@@ -176,7 +222,7 @@ int eval_bed_prompt(struct eval_bed *b, const struct eval_columns *columns, cons
         rc = target_trace_score(b->trace, 0, target_scorer_kern(b->scorer[i]), to, e);
         b->scores.scorer[i] = to;
     }
-    return rc;
+    return rc ? rc : score_quarters(b, columns, e);
 }
 
 int eval_bed_look(struct eval_bed *b, const int32_t *lead, int n_lead, const int32_t *ids, int n,
@@ -219,10 +265,17 @@ int eval_bed_select(struct eval_bed *b, const struct eval_columns *columns, stru
     for (int i = 0; i < columns->n; i++) {
         int32_t *to = b->lists + (size_t)i * (size_t)b->n_blocks;
         bool blind = columns->at[i].selector == EVAL_ORACLE && !b->scores.oracle;
+        if (eval_column_is_apart(&columns->at[i])) {
+            int n = eval_apart_select(&b->apart, i, &columns->at[i], &b->scores, &b->kept[i]);
+            b->is_dense[i] = n == 0;
+            b->n_kept[i] = n ? n : n_blocks;
+            continue;
+        }
         int rc = blind ? 0 : recheck(b, &columns->at[i], to, e);
         if (rc) return rc;
         int n = blind ? n_blocks : eval_column_select(&columns->at[i], &b->scores, b->scratch, to);
         b->kept[i] = (struct target_kept){.block = to, .n = n, .n_blocks = n_blocks};
+        b->n_kept[i] = n;
         b->is_dense[i] = n == n_blocks;
     }
     return 0;

@@ -4,7 +4,7 @@
 /* A model opened for evaluation: its trace, its scorers, and for one prompt at a time the numbers
  * that selectors see and each column's list. */
 
-#include "cmd/eval_columns.h"
+#include "cmd/eval_apart.h"
 #include "cmd/eval_text.h"
 #include "engine/engine.h"
 #include "target/scorer.h"
@@ -34,6 +34,8 @@ struct eval_bed {
     float *numbers, *scratch;
     int32_t *lists; /* [EVAL_MAX_COLUMNS][n_blocks] */
     struct target_kept kept[EVAL_MAX_COLUMNS];
+    struct eval_apart apart;         /* lists of columns that have more; empty: there are none */
+    int n_kept[EVAL_MAX_COLUMNS];    /* blocks, or blocks' worth of tokens */
     bool is_dense[EVAL_MAX_COLUMNS]; /* nothing is left out */
     struct eval_scores scores;
 };
@@ -44,6 +46,7 @@ struct eval_bed_options {
     int max_tokens;  /* of a text */
     int max_answers; /* columns that answer at once, and tokens of each */
     int max_answer_tokens;
+    bool apart; /* columns of cmd/eval_apart.h will be asked for */
     const char *const *scorers;
     int n_scorers;
 };
@@ -52,6 +55,7 @@ struct eval_bed_options {
  * E_INVALID where scorers' layers differ from each other or from the select layer that was asked
  * for. */
 int eval_bed_read(struct eval_bed **out, const struct eval_bed_options *o, struct err *e);
+struct target_deep eval_bed_deep(const struct eval_bed *b);
 int eval_bed_open(struct eval_bed *b, const struct eval_bed_options *o, struct err *e);
 void eval_bed_close(struct eval_bed *b); /* NULL: nothing */
 

@@ -127,6 +127,71 @@ static int read_numbers(const char *list, const char *name, struct number_word *
     return 0;
 }
 
+/* Lists of one selection beyond one of whole blocks of 64. */
+struct part_word {
+    char text[24]; /* what a column's name ends with */
+    int lists, select2, quarters, size;
+    bool used;
+};
+
+static struct part_word *add_part(struct part_word *out, int *n, struct err *e) {
+    if (*n == EVAL_MAX_PARTS) {
+        err_raise(e, E_RANGE, "more than %d ways by lists, select2, quarters and sizes",
+                  EVAL_MAX_PARTS);
+        return NULL;
+    }
+    out[*n] = (struct part_word){
+        .lists = TARGET_UNSET, .select2 = TARGET_UNSET, .quarters = TARGET_UNSET};
+    return &out[(*n)++];
+}
+
+/* The numbers of one list of words, each of [lo, hi]. */
+static int part_number(const char *name, const char *word, size_t n, int lo, int hi, int *out,
+                       struct err *e) {
+    if (number_in(word, n, lo, hi, out)) return 0;
+    return err_raise(e, E_RANGE, "%s is '%.*s', allowed is [%d, %d]", name, (int)(n > 32 ? 32 : n),
+                     word, lo, hi);
+}
+
+static int read_parts(const struct eval_wishes *w, struct part_word *out, int *n_out,
+                      struct err *e) {
+    const struct target_deep *d = &w->deep;
+    const char *const list[] = {w->lists, w->select2, w->quarters, w->sizes};
+    const char *word;
+    size_t n;
+    *n_out = 0;
+    for (int kind = 0; kind < 4; kind++) {
+        const char *at = list[kind];
+        while (next_word(&at, &word, &n)) {
+            struct part_word *p = add_part(out, n_out, e);
+            const char *behind = "";
+            int rc = p ? 0 : E_RANGE;
+            if (!rc && kind == 0) rc = target_lists_parse(&p->lists, word, n, e);
+            if (!rc && kind == 1)
+                rc = part_number("select2", word, n, d->first + 1, d->first + d->n_layers - 1,
+                                 &p->select2, e);
+            if (!rc && kind == 2)
+                rc = part_number("quarters", word, n, 1, TARGET_QUARTERS - 1, &p->quarters, e);
+            if (!rc && kind == 3) rc = part_number("sizes", word, n, 16, 128, &p->size, e);
+            if (!rc && kind == 3 && p->size != 16 && p->size != 32 && p->size != 128)
+                rc = err_raise(e, E_RANGE, "sizes has %d, allowed are 16, 32 and 128", p->size);
+            if (rc) return rc;
+            behind = kind == 0 ? " by " : kind == 1 ? " from " : kind == 2 ? " q" : " of ";
+            snprintf(p->text, sizeof p->text, "%s%.*s", behind, (int)n, word);
+        }
+    }
+    return 0;
+}
+
+/* Can a selector (and scorer) be had so? */
+static bool can_part(const struct eval_wishes *w, const struct part_word *p,
+                     enum eval_selector selector, int scorer) {
+    bool many = p->lists > TARGET_LISTS_ONE || p->select2 > 0;
+    if (selector == EVAL_OBSERVED) return true;
+    if (many) return false;
+    return selector == EVAL_MEAN || (selector == EVAL_SCORER && w->measures_quarters[scorer]);
+}
+
 /* ---- Columns ---- */
 
 /* What a column differs by from the next. */
@@ -137,6 +202,7 @@ struct shape {
     const struct number_word *reserve, *smooth;
     enum eval_anew anew;
     bool recheck;
+    const struct part_word *part;
 };
 
 static void name_column(struct eval_column *c, const struct eval_wishes *w, const struct shape *s) {
@@ -145,10 +211,11 @@ static void name_column(struct eval_column *c, const struct eval_wishes *w, cons
     const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     int n_base = (int)strcspn(base, "."); /* late.safetensors: late */
     bool r = s->reserve && s->reserve->text[0], m = s->smooth && s->smooth->text[0];
-    snprintf(c->name, sizeof c->name, "%s%s%.*s%s%s%s%s%s%s%s%s", names[s->selector],
+    snprintf(c->name, sizeof c->name, "%s%s%.*s%s%s%s%s%s%s%s%s%s", names[s->selector],
              s->scorer >= 0 ? ":" : "", n_base > 24 ? 24 : n_base, base, s->keep ? " " : "",
              s->keep ? s->keep->text : "", r ? " r" : "", r ? s->reserve->text : "", m ? " s" : "",
-             m ? s->smooth->text : "", anew[s->anew], s->recheck ? " border" : "");
+             m ? s->smooth->text : "", anew[s->anew], s->recheck ? " border" : "",
+             s->part ? s->part->text : "");
 }
 
 static int add_column(struct eval_columns *out, const struct eval_wishes *w, const struct shape *s,
@@ -167,6 +234,12 @@ static int add_column(struct eval_columns *out, const struct eval_wishes *w, con
     if (s->reserve) wish.reserve = s->reserve->value;
     if (s->smooth) wish.smooth = s->smooth->value;
     if (s->recheck) wish.recheck = TARGET_RECHECK_BORDER;
+    if (s->part) {
+        c->size = s->part->size;
+        wish.lists = s->part->lists;
+        wish.select2 = s->part->select2;
+        wish.quarters = s->part->quarters;
+    }
     int rc = target_settings_check(&wish, e);
     if (rc) return rc;
     target_settings_unset(&none);
@@ -180,26 +253,30 @@ static int add_column(struct eval_columns *out, const struct eval_wishes *w, con
 struct lists {
     struct keep_word keep[EVAL_MAX_KEEPS];
     struct number_word reserve[EVAL_MAX_KEEPS], smooth[EVAL_MAX_KEEPS];
-    int n_keep, n_reserve, n_smooth;
+    struct part_word part[EVAL_MAX_PARTS];
+    int n_keep, n_reserve, n_smooth, n_part;
 };
 
-static int add_selector(struct eval_columns *out, const struct eval_wishes *w,
-                        const struct lists *l, enum eval_selector selector, int scorer,
-                        struct err *e) {
+static int add_selector(struct eval_columns *out, const struct eval_wishes *w, struct lists *l,
+                        enum eval_selector selector, int scorer, struct err *e) {
     bool measures = selector != EVAL_RECENT && selector != EVAL_RANDOM;
     bool anew = measures && selector != EVAL_ORACLE;
     int n_smooth = measures ? l->n_smooth : 1, rc = 0;
-    for (int a = 0; a <= EVAL_N_ANEW && !rc; a++) {
+    for (int a = 0; a <= EVAL_N_ANEW + l->n_part && !rc; a++) {
         bool recheck = a == EVAL_N_ANEW;
-        if (a > 0 && !(anew && (recheck ? w->recheck : w->anew[a]))) continue;
+        struct part_word *part = a > EVAL_N_ANEW ? &l->part[a - EVAL_N_ANEW - 1] : NULL;
+        if (part && !can_part(w, part, selector, scorer)) continue;
+        if (a > 0 && !part && !(anew && (recheck ? w->recheck : w->anew[a]))) continue;
+        if (part) part->used = true;
         for (int i = 0; !rc && i < l->n_keep * l->n_reserve * n_smooth; i++) {
             struct shape s = {.selector = selector,
                               .scorer = scorer,
                               .keep = &l->keep[i % l->n_keep],
                               .reserve = &l->reserve[i / l->n_keep % l->n_reserve],
                               .smooth = measures ? &l->smooth[i / l->n_keep / l->n_reserve] : NULL,
-                              .anew = recheck ? EVAL_ONCE : (enum eval_anew)a,
-                              .recheck = recheck};
+                              .anew = recheck || part ? EVAL_ONCE : (enum eval_anew)a,
+                              .recheck = recheck,
+                              .part = part};
             rc = add_column(out, w, &s, e);
         }
     }
@@ -214,6 +291,7 @@ int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, str
     if (!rc) rc = read_keeps(w, l.keep, &l.n_keep, e);
     if (!rc) rc = read_numbers(w->reserve, "reserve", l.reserve, &l.n_reserve, e);
     if (!rc) rc = read_numbers(w->smooth, "smooth", l.smooth, &l.n_smooth, e);
+    if (!rc) rc = read_parts(w, l.part, &l.n_part, e);
     if (!rc && l.n_keep == 0)
         rc = err_raise(e, E_INVALID, "nothing says how much is kept: give keep_blocks or keep");
     if (!rc && wanted[EVAL_SCORER] && w->n_scorers == 0)
@@ -222,34 +300,59 @@ int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, str
     for (int s = EVAL_DENSE + 1; s < EVAL_N_SELECTORS; s++)
         for (int f = 0; wanted[s] && !rc && f < (s == EVAL_SCORER ? w->n_scorers : 1); f++)
             rc = add_selector(out, w, &l, (enum eval_selector)s, s == EVAL_SCORER ? f : -1, e);
+    for (int i = 0; i < l.n_part && !rc; i++)
+        if (!l.part[i].used)
+            rc =
+                err_raise(e, E_INVALID,
+                          "'%s': lists and select2 are had of observed alone, quarters and sizes "
+                          "of observed, mean and scorers that are late; none of these is asked for",
+                          l.part[i].text + 1);
     return rc;
 }
 
-static struct target_view view_of(const struct eval_column *c, const struct eval_scores *s) {
-    struct target_view v = {.n_tokens = s->n_tokens, .seed = s->seed, .attention = s->attention};
+bool eval_column_is_apart(const struct eval_column *c) {
+    return c->size || target_has_lists(&c->settings) || target_has_quarters(&c->settings);
+}
+
+bool eval_columns_are_apart(const struct eval_columns *c) {
+    for (int i = 0; i < c->n; i++)
+        if (eval_column_is_apart(&c->at[i])) return true;
+    return false;
+}
+
+const float *eval_column_numbers(const struct eval_column *c, const struct eval_scores *s) {
     switch (c->selector) {
     case EVAL_OBSERVED:
-        v.mass = s->observed;
-        break;
+        return s->observed;
     case EVAL_ORACLE:
-        v.mass = s->oracle;
-        break;
+        return s->oracle;
     case EVAL_MEAN:
-        v.score = s->mean;
-        break;
+        return s->mean;
     case EVAL_MINMAX:
-        v.score = s->minmax;
-        break;
+        return s->minmax;
     case EVAL_BOUND:
-        v.score = s->bound;
-        break;
+        return s->bound;
     case EVAL_SCORER:
-        v.score = s->scorer[c->scorer];
-        break;
+        return s->scorer[c->scorer];
     default:
-        break;
+        return NULL;
     }
-    return v;
+}
+
+const float *eval_column_quarters(const struct eval_column *c, const struct eval_scores *s) {
+    return c->selector == EVAL_MEAN     ? s->mean_quarters
+           : c->selector == EVAL_SCORER ? s->scorer_quarters[c->scorer]
+                                        : NULL;
+}
+
+static struct target_view view_of(const struct eval_column *c, const struct eval_scores *s) {
+    const float *numbers = eval_column_numbers(c, s);
+    bool seen = c->selector == EVAL_OBSERVED || c->selector == EVAL_ORACLE;
+    return (struct target_view){.n_tokens = s->n_tokens,
+                                .seed = s->seed,
+                                .mass = seen ? numbers : NULL,
+                                .score = seen ? NULL : numbers,
+                                .attention = s->attention};
 }
 
 int eval_column_recheck(const struct eval_column *c, const struct eval_scores *s, float *scratch,

@@ -22,7 +22,7 @@ enum eval_selector {
 };
 const char *eval_selector_name(enum eval_selector s);
 
-enum { EVAL_MAX_COLUMNS = 48, EVAL_MAX_SCORERS = 8, EVAL_MAX_KEEPS = 8 };
+enum { EVAL_MAX_COLUMNS = 48, EVAL_MAX_SCORERS = 8, EVAL_MAX_KEEPS = 8, EVAL_MAX_PARTS = 16 };
 
 /* When a column selects anew inside an answer: by states of blocks (as it began; after an observed
  * beginning the first scorer there is, else the mean). */
@@ -37,6 +37,7 @@ struct eval_column {
     enum eval_selector selector;
     int scorer;                      /* of EVAL_SCORER: which file, else -1 */
     enum eval_anew anew;             /* beyond the prompt's end */
+    int size;                        /* tokens of a block of selection; 0: as served, 64 */
     char name[64];                   /* "observed 32", "scorer late.safetensors .1" */
     struct target_settings settings; /* resolved, by which target_select counts and draws */
 };
@@ -57,11 +58,20 @@ struct eval_wishes {
     const char *reserve, *smooth; /* "0,.01,.02": a column each; NULL: the default */
     bool anew[EVAL_N_ANEW];       /* observed and those by states once more, selecting anew so */
     bool recheck;                 /* and once more, re-checked by the select layer's attention */
-    struct target_settings base;  /* window and floor where given, else unset */
+    /* And once more each (NULL: not): observed by lists of "layer,head", by a second select layer;
+     * those that measure quarters by so many of them, by blocks of selection of 16, 32, 128. */
+    const char *lists, *select2, *quarters, *sizes;
+    struct target_deep deep;                  /* of the model */
+    bool measures_quarters[EVAL_MAX_SCORERS]; /* of each file */
+    struct target_settings base;              /* window and floor where given, else unset */
 };
 
 /* E_RANGE names the word that is wrong; E_INVALID where a scorer is asked for without a file. */
 int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, struct err *e);
+
+/* Does it read by more than one list of whole blocks of 64 (cmd/eval_apart.h)? Any of them? */
+bool eval_column_is_apart(const struct eval_column *c);
+bool eval_columns_are_apart(const struct eval_columns *c);
 
 /* What a column may look at: numbers of the blocks of one prompt, NULL where nobody asked. */
 struct eval_scores {
@@ -70,7 +80,12 @@ struct eval_scores {
     const float *observed, *mean, *minmax, *bound, *oracle;
     const float *scorer[EVAL_MAX_SCORERS];
     const float *attention; /* of the blocks that eval_column_recheck names */
+    const float *mean_quarters, *scorer_quarters[EVAL_MAX_SCORERS]; /* [4] of each block */
 };
+
+/* What a column's blocks, and their quarters, measure; NULL: nothing does, or nobody asked. */
+const float *eval_column_numbers(const struct eval_column *c, const struct eval_scores *s);
+const float *eval_column_quarters(const struct eval_column *c, const struct eval_scores *s);
 
 /* The blocks whose attention in the select layer the column's re-check wants, ascending into list;
  * 0: it has none, or leaves nothing out. list and scratch hold the prefix's blocks. */

@@ -142,7 +142,7 @@ static int find_one(struct eval_bed *b, const struct eval_columns *columns,
                                 .n_blocks = target_n_blocks(n)};
     for (int c = 0; c < columns->n; c++) {
         item->right[c] = eval_says(text[c].data, needle.value);
-        item->n_kept[c] = c ? b->kept[c].n : item->n_blocks;
+        item->n_kept[c] = c ? b->n_kept[c] : item->n_blocks;
     }
     if (o->answers)
         write_answers(o->answers, columns, &needle, item, texts->at[at.text].name, text);

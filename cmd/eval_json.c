@@ -39,6 +39,15 @@ static void ints(struct strbuf *b, const char *key, const int *x, int n) {
     strbuf_append_str(b, "]");
 }
 
+static void kept_means(struct strbuf *b, const struct eval_kept_means *m) {
+    strbuf_append_str(b, ", ");
+    number(b, "agreement", m->agree);
+    strbuf_append_str(b, ", ");
+    number(b, "recall", m->recall);
+    strbuf_append_str(b, ", ");
+    number(b, "mass", m->mass);
+}
+
 static void columns(struct strbuf *b, const struct eval_results *r) {
     static const char *const anew[EVAL_N_ANEW] = {"once", "again", "each step"};
     strbuf_append_str(b, ",\n\"columns\": [");
@@ -53,9 +62,11 @@ static void columns(struct strbuf *b, const struct eval_results *r) {
             strbuf_printf(b,
                           ", \"keep\": %.9g, \"keep_blocks\": %d, \"min_blocks\": %d, "
                           "\"window_blocks\": %d, \"reserve\": %.9g, \"smooth\": %.9g, "
-                          "\"selects\": \"%s\"",
+                          "\"selects\": \"%s\", \"lists\": \"%s\", \"select2\": %d, "
+                          "\"quarters\": %d, \"block_tokens\": %d",
                           s->keep, s->keep_blocks, s->min_blocks, s->window_blocks, s->reserve,
-                          s->smooth, anew[col->anew]);
+                          s->smooth, anew[col->anew], target_lists_name(s->lists), s->select2,
+                          s->quarters, col->size ? col->size : TARGET_BLOCK);
         strbuf_append_str(b, "}");
     }
     strbuf_append_str(b, "\n]");
@@ -128,16 +139,15 @@ static void loss_column(struct strbuf *b, const struct eval_results *r, int c) {
     string(b, "name", r->columns->at[c].name);
     strbuf_append_str(b, ", ");
     pair(b, &p);
-    strbuf_printf(b,
-                  ", \"agreement\": %.6f, \"recall\": %.6f, \"mass\": %.6f,\n   \"by_tokens\": [",
-                  m.agree, m.recall, m.mass);
+    kept_means(b, &m);
+    strbuf_append_str(b, ",\n   \"by_tokens\": [");
     for (int l = 0; l < o->n_lengths; l++) {
         p = eval_sum_loss(r, c, l, -1);
         m = eval_sum_kept(r, c, l);
         strbuf_printf(b, "%s\n    {\"tokens\": %d, ", l ? "," : "", o->length[l]);
         pair(b, &p);
-        strbuf_printf(b, ", \"agreement\": %.6f, \"recall\": %.6f, \"mass\": %.6f}", m.agree,
-                      m.recall, m.mass);
+        kept_means(b, &m);
+        strbuf_append_str(b, "}");
     }
     strbuf_append_str(b, "],\n   \"by_part\": [");
     for (int i = 0; i < EVAL_PARTS; i++) {

@@ -54,29 +54,33 @@ double eval_recall(const float *truth, int n_blocks, const int32_t *kept, int n_
 struct view {
     float *all;   /* [blocks] mean over deep layers and heads */
     float *layer; /* [layers][blocks] mean over a layer's heads */
+    float *head;  /* [layers][KV heads][blocks] mean over the query heads that read it */
     float *sorted;
     uint8_t *mark, *mark_first;
-    int n_blocks, n_layers;
+    int n_blocks, n_layers, n_kv_heads;
 };
 
 static void view_close(struct view *v) {
     free(v->all);
+    free(v->head);
     free(v->layer);
     free(v->sorted);
     free(v->mark);
     free(v->mark_first);
 }
 
-static int view_open(struct view *v, int n_blocks, int n_layers, struct err *e) {
+static int view_open(struct view *v, int n_blocks, int n_layers, int n_kv_heads, struct err *e) {
     size_t n = (size_t)n_blocks, l = (size_t)n_layers;
     *v = (struct view){.all = malloc(sizeof(float) * n),
                        .layer = malloc(sizeof(float) * n * l),
+                       .head = malloc(sizeof(float) * n * l * (size_t)n_kv_heads),
                        .sorted = malloc(sizeof(float) * n),
                        .mark = malloc(n),
                        .mark_first = malloc(n),
                        .n_blocks = n_blocks,
-                       .n_layers = n_layers};
-    if (v->all && v->layer && v->sorted && v->mark && v->mark_first) return 0;
+                       .n_layers = n_layers,
+                       .n_kv_heads = n_kv_heads};
+    if (v->all && v->layer && v->head && v->sorted && v->mark && v->mark_first) return 0;
     view_close(v);
     return err_raise(e, E_NOMEM, "no memory for the attention of %d blocks", n_blocks);
 }
@@ -101,14 +105,21 @@ static double share_of_best(const float *x, int n, double k, float *scratch) {
 
 static void read_masses(struct view *v, const struct target_masses *m) {
     float part = 1.0f / (float)m->n_heads;
+    int per = m->n_heads / v->n_kv_heads; /* query heads of a KV head */
     memset(v->all, 0, sizeof *v->all * (size_t)v->n_blocks);
     memset(v->layer, 0, sizeof *v->layer * (size_t)v->n_blocks * (size_t)v->n_layers);
+    memset(v->head, 0,
+           sizeof *v->head * (size_t)v->n_blocks * (size_t)v->n_layers * (size_t)v->n_kv_heads);
     for (int l = 0; l < m->n_layers; l++) {
         float *to = v->layer + (size_t)l * (size_t)v->n_blocks;
         for (int h = 0; h < m->n_heads; h++) {
             const float *from =
                 m->mass + ((size_t)l * (size_t)m->n_heads + (size_t)h) * (size_t)m->stride;
-            for (int b = 0; b < v->n_blocks; b++) to[b] += from[b] * part;
+            float *own = v->head + (size_t)(l * v->n_kv_heads + h / per) * (size_t)v->n_blocks;
+            for (int b = 0; b < v->n_blocks; b++) {
+                to[b] += from[b] * part;
+                own[b] += from[b] / (float)per;
+            }
         }
         for (int b = 0; b < v->n_blocks; b++) v->all[b] += to[b] / (float)m->n_layers;
     }
@@ -153,27 +164,50 @@ static void add_attention(struct eval_attention *a, struct view *v, const struct
 
 /* ---- One text ---- */
 
+/* The share of `truth` that a list holds. */
+static double mass_of(const float *truth, int n_blocks, const struct target_kept *k) {
+    double sum = 0, held = 0;
+    for (int i = 0; i < n_blocks; i++) sum += (double)truth[i];
+    for (int i = 0; i < k->n; i++) held += (double)truth[k->block[i]];
+    return sum > 0 ? held / sum : 1;
+}
+
+/* Several lists, each by the attention of those that read it. */
+static void judge_own(const struct target_kept *own, int window, const struct view *v,
+                      double *recall, double *mass) {
+    int n = v->n_layers * v->n_kv_heads;
+    *recall = *mass = 0;
+    for (int i = 0; i < n; i++) {
+        const float *truth = v->head + (size_t)i * (size_t)v->n_blocks;
+        *mass += mass_of(truth, v->n_blocks, &own[i]) / n;
+        *recall += eval_recall(truth, v->n_blocks, own[i].block, own[i].n, window) / n;
+    }
+}
+
 static void judge_lists(const struct eval_bed *b, const struct eval_columns *columns,
                         const struct view *v, struct eval_loss *item) {
-    double sum = 0;
-    for (int i = 0; i < v->n_blocks; i++) sum += v->all[i];
     for (int c = 0; c < columns->n; c++) {
-        double held = 0;
-        item->n_kept[c] = c ? b->kept[c].n : v->n_blocks;
+        const struct target_kept *k = &b->kept[c];
+        int window = columns->at[c].settings.window_blocks;
+        item->n_kept[c] = c ? b->n_kept[c] : v->n_blocks;
         item->recall[c] = item->mass[c] = 1;
         if (c == 0 || b->is_dense[c]) continue;
-        for (int i = 0; i < b->kept[c].n; i++) held += v->all[b->kept[c].block[i]];
-        item->mass[c] = sum > 0 ? held / sum : 1;
-        item->recall[c] = eval_recall(v->all, v->n_blocks, b->kept[c].block, b->kept[c].n,
-                                      columns->at[c].settings.window_blocks);
+        if (k->own && !k->own->quarters)
+            judge_own(k->own, window, v, &item->recall[c], &item->mass[c]);
+        /* Attention is told by blocks: of quarters nothing is known. */
+        else if (eval_column_is_apart(&columns->at[c])) item->recall[c] = item->mass[c] = NAN;
+        else {
+            item->mass[c] = mass_of(v->all, v->n_blocks, k);
+            item->recall[c] = eval_recall(v->all, v->n_blocks, k->block, k->n, window);
+        }
     }
 }
 
 /* An earlier column with the very same list; -1: none. What selects anew later is one. */
 static int same_list(const struct eval_bed *b, int column) {
     const struct target_kept *k = &b->kept[column];
-    for (int c = 1; c < column; c++)
-        if (!b->is_dense[c] && b->kept[c].n == k->n &&
+    for (int c = 1; c < column && !k->own && !k->quarters; c++)
+        if (!b->is_dense[c] && !b->kept[c].own && !b->kept[c].quarters && b->kept[c].n == k->n &&
             !memcmp(b->kept[c].block, k->block, sizeof *k->block * (size_t)k->n))
             return c;
     return -1;
@@ -224,7 +258,7 @@ static int read_one(struct eval_bed *b, const struct eval_columns *columns,
     int rc = eval_bed_prompt(b, columns, prompt, n, o->seed + (uint64_t)j, e);
     free(prompt);
     if (!rc) rc = eval_bed_look(b, NULL, 0, following, n_look, &m, e);
-    if (!rc) rc = view_open(&view, target_n_blocks(n), m.n_layers, e);
+    if (!rc) rc = view_open(&view, target_n_blocks(n), m.n_layers, b->c.n_kv_heads, e);
     if (rc) return rc;
     read_masses(&view, &m);
     add_attention(attention, &view, &m, TARGET_WINDOW_BLOCKS);

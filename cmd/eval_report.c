@@ -134,7 +134,10 @@ static void report_loss(struct strbuf *b, const struct eval_results *r) {
             put(b, "%*.4f", 8, p.se);
             strbuf_append_str(b, " ");
             put_interval(b, "%+*.4f", 7, p.diff_lo, p.diff_hi);
-            strbuf_printf(b, " %7.3f %7.3f %7.3f", m.agree, m.recall, m.mass);
+            strbuf_printf(b, " %7.3f ", m.agree);
+            put(b, "%*.3f", 7, m.recall);
+            strbuf_append_str(b, " ");
+            put(b, "%*.3f", 7, m.mass);
         }
         for (int l = 0; c && o->n_lengths > 1 && l < o->n_lengths; l++)
             strbuf_printf(b, " %+6.3f", eval_sum_loss(r, c, l, -1).diff);

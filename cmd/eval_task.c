@@ -96,7 +96,7 @@ static int task_one(struct eval_bed *b, const struct eval_columns *columns,
     item->n_tokens = (int)ids->n;
     item->n_blocks = target_n_blocks(item->n_tokens);
     for (int c = 0; c < columns->n && !rc; c++) {
-        item->n_kept[c] = c ? b->kept[c].n : item->n_blocks;
+        item->n_kept[c] = c ? b->n_kept[c] : item->n_blocks;
         score(item, c, text[c].data, t);
     }
     if (!rc && o->answers) write_answers(o->answers, columns, t, item, text);

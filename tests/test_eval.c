@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "cmd/eval_columns.h"
+#include "cmd/eval_apart.h"
 #include "cmd/eval_needle.h"
 #include "cmd/eval_stats.h"
 #include "cmd/eval_svg.h"
@@ -249,6 +249,112 @@ static void test_eval_columns(void) {
     }
 }
 
+/* A model of two deep layers with two KV heads, a prompt of 100 blocks: the j-th quarter of layer
+ * l's head h measures by a number that tells which it is. */
+static void test_eval_apart(void) {
+    static const char *const bad[] = {"heads", "0", "4", "64"};
+    static struct eval_columns c;
+    struct eval_wishes w = {.selectors = "observed,recent",
+                            .keep_blocks = "12",
+                            .reserve = "0",
+                            .lists = "layer,head",
+                            .select2 = "6",
+                            .quarters = "2",
+                            .sizes = "16,32,128",
+                            .deep = {.first = 5, .n_layers = 2, .n_heads = 2}};
+    struct err e = {0};
+    struct eval_apart a;
+    float mass[4][100], quarter[4][100][4], most[100];
+    target_settings_unset(&w.base);
+    assert_ok(eval_columns_make(&c, &w, &e), e);
+    assert_int_equal(c.n, 1 + 1 + 7 + 1);
+    assert_string_equal(c.at[2].name, "observed 12 by layer");
+    assert_string_equal(c.at[4].name, "observed 12 from 6");
+    assert_string_equal(c.at[5].name, "observed 12 q2");
+    assert_string_equal(c.at[8].name, "observed 12 of 128");
+    assert_true(!eval_column_is_apart(&c.at[1]) && eval_column_is_apart(&c.at[8]));
+
+    /* Blocks 20 + 10 i .. 27 + 10 i are the i-th's best; of each block the quarter b % 4, then the
+     * one behind it. */
+    for (int i = 0; i < 4; i++)
+        for (int b = 0; b < 100; b++) {
+            mass[i][b] = b / 10 == 2 + i && b % 10 < 8 ? 1.0f : .001f * (float)(b % 7);
+            for (int q = 0; q < 4; q++)
+                quarter[i][b][q] = mass[i][b] * (q == b % 4 ? 1 : q == (b + 1) % 4 ? .5f : .1f);
+        }
+    struct target_seen seen = {&mass[0][0], &quarter[0][0][0], 2, 2, 100};
+    struct eval_scores s = {.n_tokens = 6400 - 10, .seed = 5, .observed = most};
+    assert_ok(eval_apart_open(&a, &w.deep, c.n, 100, &e), e);
+    eval_apart_see(&a, &seen, 100, most);
+    assert_true(most[20] == 1 && most[57] == 1 && most[58] < 1);
+
+    struct target_kept k;
+    assert_int_equal(eval_apart_select(&a, 3, &c.at[3], &s, &k), 12); /* by head */
+    assert_non_null(k.own);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(k.own[i].n, 12);
+        assert_int_equal(k.own[i].block[1], 20 + 10 * i);
+        assert_int_equal(k.own[i].block[8], 27 + 10 * i);
+    }
+    assert_int_equal(eval_apart_select(&a, 2, &c.at[2], &s, &k), 12); /* by layer: ties go down */
+    assert_ptr_equal(k.own[0].block, k.own[1].block);
+    assert_int_equal(k.own[0].block[1], 20);
+    assert_int_equal(k.own[3].block[1], 40);
+    assert_int_equal(eval_apart_select(&a, 4, &c.at[4], &s, &k), 12); /* from 6 */
+    assert_int_equal(k.own[1].block[1], 20);
+    assert_int_equal(k.own[2].block[1], 40);
+
+    assert_int_equal(eval_apart_select(&a, 5, &c.at[5], &s, &k), 8); /* 4 whole, 8 half */
+    assert_int_equal(k.n, 12);
+    for (int i = 0; i < 12; i++) {
+        int b = k.block[i];
+        bool pinned = b == 0 || b >= 97;
+        assert_int_equal(k.quarters[i], pinned ? 15 : 1 << b % 4 | 1 << (b + 1) % 4);
+    }
+
+    /* Of 16: the first 16 tokens, the newest 192, the best quarters of the blocks from 20 on: 12
+     * times 4 in all, of which 32 measure 1; the next best 3 measure a half. Whole is the newest.
+     */
+    assert_int_equal(eval_apart_select(&a, 6, &c.at[6], &s, &k), 12);
+    int n_best = 0, n_half = 0, n_quarters = 0;
+    for (int i = 0; i < k.n; i++) {
+        int b = k.block[i], bits = k.quarters[i];
+        n_quarters += __builtin_popcount((unsigned)bits);
+        if (b == 0) assert_int_equal(bits, 1);
+        if (b >= 97) assert_int_equal(bits, 15);
+        if (b < 20 || b > 57) continue;
+        n_best += bits >> b % 4 & 1;
+        n_half += bits >> (b + 1) % 4 & 1;
+    }
+    assert_int_equal(n_quarters, 48);
+    assert_int_equal(n_best, 32);
+    assert_int_equal(n_half, 3);
+    assert_int_equal(eval_apart_select(&a, 7, &c.at[7], &s, &k), 12); /* of 32: halves */
+    for (int i = 0; i < k.n; i++)
+        if (k.block[i] >= 20 && k.block[i] <= 57)
+            assert_true(k.quarters[i] == 3 || k.quarters[i] == 12 || k.quarters[i] == 15);
+    assert_int_equal(eval_apart_select(&a, 8, &c.at[8], &s, &k), 12); /* of 128: pairs */
+    assert_int_equal(k.n, 12);
+    for (int i = 0; i < k.n; i += 2)
+        assert_true(k.block[i] % 2 == 0 && k.block[i + 1] == k.block[i] + 1);
+    s.n_tokens = 12 * 64; /* nothing is left out */
+    assert_int_equal(eval_apart_select(&a, 3, &c.at[3], &s, &k), 0);
+    eval_apart_close(&a);
+
+    for (int i = 0; i < 4; i++) {
+        w.lists = i == 0 ? bad[i] : NULL;
+        w.select2 = i == 1 ? bad[i] : NULL;
+        w.quarters = i == 2 ? bad[i] : NULL;
+        w.sizes = i == 3 ? bad[i] : NULL;
+        assert_int_equal(eval_columns_make(&c, &w, &e), E_RANGE);
+        assert_non_null(strstr(e.message, bad[i]));
+    }
+    w = (struct eval_wishes){.selectors = "recent", .keep_blocks = "12", .sizes = "16"};
+    target_settings_unset(&w.base);
+    assert_int_equal(eval_columns_make(&c, &w, &e), E_INVALID);
+    assert_non_null(strstr(e.message, "'of 16'"));
+}
+
 /* ---- Heat map ---- */
 
 static void test_eval_svg(void) {
@@ -278,6 +384,7 @@ const struct test tests[] = {
     {"eval_answer_scores", TEST_QUICK, 20000, test_eval_answer_scores},
     {"eval_texts", TEST_QUICK, 20000, test_eval_texts},
     {"eval_columns", TEST_QUICK, 20000, test_eval_columns},
+    {"eval_apart", TEST_QUICK, 20000, test_eval_apart},
     {"eval_svg", TEST_QUICK, 20000, test_eval_svg},
     {0},
 };

@@ -120,6 +120,18 @@ static void check_texts(json_t *j) {
     assert_true(value(all, "agreement") == 1 && value(all, "mass") == 1);
     assert_true(value(few, "minus_dense") != 0 && value(few, "agreement") < 1);
     assert_true(value(few, "mass") > 0 && value(few, "mass") < 1);
+    /* Lists of each one's own hold more of what each looks at; quarters are told by no mass. */
+    assert_true(value(column(text, "observed 6 by head"), "mass") > value(few, "mass"));
+    assert_true(json_is_null(json_object_get(column(text, "mean 6 q1"), "mass")));
+    static const char *const apart[] = {"by layer", "by head", "q1", "of 16", "of 128"};
+    for (int i = 0; i < 5; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "observed 6 %s", apart[i]);
+        assert_true(value(column(text, name), "minus_dense") != value(few, "minus_dense"));
+        assert_true(value(column(text, name), "agreement") < 1);
+        snprintf(name, sizeof name, "observed 1 %s", apart[i]);
+        assert_true(value(column(text, name), "minus_dense") == 0);
+    }
     assert_true(value(dense, "mean") > 0);
     json_t *attention = json_object_get(j, "attention"), *a, *l;
     size_t i, k;
@@ -142,8 +154,8 @@ static void test_eval_run_all(void) {
         snprintf(
             words, sizeof words,
             "--lengths 640,900 --needles 9 --texts 3 --following 64 --late-tokens 16 "
-            "--answer-tokens 8 --keep-blocks 6 --keep 1 --again --each-step --json %s --svg %s "
-            "--answers %s",
+            "--answer-tokens 8 --keep-blocks 6 --keep 1 --again --each-step --lists layer,head "
+            "--quarters 1 --sizes 16,128 --json %s --svg %s --answers %s",
             in_folder(turn ? "b.json" : "a.json"), in_folder("a.svg"), in_folder("answers"));
         if (eval(words) != 0) fail_msg("%s", said);
     }

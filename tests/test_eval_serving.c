@@ -11,20 +11,23 @@
 
 enum { N_ANSWER = 24, MOST = 1100 };
 
-static struct eval_bed *open_bed(const struct tiny_options *t, const struct eval_wishes *w,
+static struct eval_bed *open_bed(const struct tiny_options *t, struct eval_wishes *w,
                                  struct eval_columns *c) {
     struct err e = {0};
     struct eval_bed *b;
     log_set_level(LOG_ERROR);
     const char *model = tiny_model_file(t);
-    struct eval_bed_options o = {
-        .max_tokens = MOST, .max_answers = EVAL_MAX_COLUMNS, .max_answer_tokens = N_ANSWER};
+    struct eval_bed_options o = {.max_tokens = MOST,
+                                 .max_answers = EVAL_MAX_COLUMNS,
+                                 .max_answer_tokens = N_ANSWER,
+                                 .apart = true};
     engine_options_default(&o.engine);
     o.engine.model_path = model;
     o.engine.device = "cpu";
     o.engine.n_threads = 1;
     o.engine.select_layer = 1;
     assert_ok(eval_bed_read(&b, &o, &e), e);
+    w->deep = eval_bed_deep(b);
     assert_ok(eval_columns_make(c, w, &e), e);
     assert_ok(eval_bed_open(b, &o, &e), e);
     unlink(model);
@@ -44,6 +47,10 @@ static void serve(struct engine *g, const struct eval_bed *b, const struct eval_
     if (c->settings.keep_blocks > 0) ask.keep_blocks = c->settings.keep_blocks;
     else if (c->selector != EVAL_DENSE) ask.keep = c->settings.keep;
     ask.recheck = c->settings.recheck;
+    ask.reselect = TARGET_RESELECT_OFF;
+    ask.lists = c->settings.lists;
+    ask.select2 = c->settings.select2;
+    ask.quarters = c->settings.quarters;
     s.sparse = &ask;
     s.params.max_tokens = N_ANSWER;
     s.params.ignore_eos = true;
@@ -64,7 +71,10 @@ static void test_eval_says_what_is_served(void) {
     struct eval_wishes w = {.selectors = "observed,recent,random,mean",
                             .keep_blocks = "6,5",
                             .keep = "1",
-                            .recheck = true};
+                            .recheck = true,
+                            .lists = "layer,head",
+                            .select2 = "2",
+                            .quarters = "1,3"};
     struct tiny_options t;
     struct engine_options o;
     struct strbuf text[EVAL_MAX_COLUMNS] = {{0}}, served = {0};
@@ -76,7 +86,11 @@ static void test_eval_says_what_is_served(void) {
     struct eval_bed *b = open_bed(&t, &w, &c);
     tiny_engine_options(&o);
     o.select_layer = 1;
-    o.sparse.selector = TARGET_MEAN; /* so that it keeps states */
+    o.sparse.selector = TARGET_OBSERVED; /* with room for lists and quarters, and states */
+    o.sparse.lists = TARGET_LISTS_HEAD;
+    o.sparse.quarters = 1;
+    o.sparse.reselect = 64;
+    o.sparse.reselector = TARGET_MEAN;
     struct engine *g = tiny_engine_open(&o, &t);
     for (size_t i = 0; i < sizeof prompts / sizeof prompts[0]; i++) {
         int n = prompts[i];
@@ -92,7 +106,7 @@ static void test_eval_says_what_is_served(void) {
             n_different += strcmp(text[k].data, text[0].data) != 0;
         }
     }
-    assert_true(n_different > 8); /* lists mattered */
+    assert_true(n_different > 16); /* lists mattered */
     for (int k = 0; k < c.n; k++) strbuf_deinit(&text[k]);
     strbuf_deinit(&served);
     engine_close(g);
