@@ -5,43 +5,16 @@
  * were accepted and rejected. What a run reads is a function of what is final: the naive loop's
  * masses of the newest 32 committed rows, whatever came between. Whoever leaves in the middle of a
  * run leaves nothing provisional behind. */
-#include "tests/engine_helper.h"
+#include "tests/sparse_bed.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
-
 
 #include "base/err.h"
 #include "tests/speculation_bed.h"
 #include "tests/watched_kern.h"
 
-enum {
-    N_LAYERS = 4,
-    SELECT_LAYER = 1,
-    MOST_PROMPT = 700,
-    MOST_OUT = 150,
-    MOST_TOKENS = MOST_PROMPT + MOST_OUT,
-    MOST_BLOCKS = MOST_TOKENS / 64 + 1,
-    FIRST_SEED = 100,
-    MOST_REQUESTS = 8,
-};
-
-static const struct tiny_options *target(void) {
-    static struct tiny_options t;
-    tiny_model_default(&t);
-    t.n_layers = N_LAYERS;
-    return &t;
-}
-
-static void exact_options(struct engine_options *o) {
-    tiny_engine_options(o);
-    o->select_layer = SELECT_LAYER;
-    o->kv_memory_bytes = (size_t)300 * TINY_BLOCK_BYTES;
-    o->max_rows = 192;
-}
+enum { MOST_TOKENS = MOST_PROMPT + MOST_OUT, N_ENDS = 8 };
 
 static struct target_settings settings(int selector, int exact) {
     struct target_settings s;
@@ -64,7 +37,7 @@ static const int draft_lengths[] = {0, 2, 8, VERIFY_DRAFT_AUTO, 1, 3, VERIFY_DRA
 static void check_bed(bool sampled, bool gumbel, bool records) {
     struct bed b;
     watch_reset(records);
-    bed_tiny_sparse(&b, target(), SELECT_LAYER);
+    bed_tiny_sparse(&b, sparse_target(), SELECT_LAYER);
     b.sampled = sampled;
     b.gumbel = gumbel;
     b.exact = run_lengths;
@@ -113,62 +86,15 @@ static void test_exact_default_pair_sampled(void) {
 
 /* ---- What a request left ---- */
 
-struct record {
-    int n_prompt, n_out, n_cached, n_lists;
-    int32_t prompt[MOST_PROMPT], out[MOST_OUT];
-    int n_list[MOST_TOKENS]; /* by positions that were final; 0: no selection there */
-    int32_t list[MOST_TOKENS][MOST_BLOCKS];
-    enum engine_finish finish;
-    struct engine_sparsity sparsity;
-};
-
-static struct record *record_of(void *arg, const struct engine_request *r) {
-    struct engine_progress p;
-    engine_poll(r, &p);
-    if (p.seed < FIRST_SEED || p.seed >= FIRST_SEED + MOST_REQUESTS) return NULL; /* company */
-    return (struct record *)arg + (p.seed - FIRST_SEED);
-}
-
-static void keep_list(void *arg, const struct engine_request *request,
-                      const struct engine_kv_view *v, const int32_t *kept, int n_kept,
-                      int n_blocks) {
-    struct record *r = record_of(arg, request);
-    if (!r) return;
-    int at = r->n_lists++ == 0 ? r->n_prompt : v->n_kv;
-    assert_int_equal(n_blocks, (at + 63) / 64);
-    r->n_list[at] = n_kept;
-    memcpy(r->list[at], kept, (size_t)n_kept * sizeof *kept);
-}
-
-static void make_request(int i, int n_prompt, int n_out, struct record *r,
+/* Every second prompt repeats itself, for lookup. */
+static void make_request(int i, int n_prompt, int n_out, struct sparse_record *r,
                          struct engine_submit_options *s) {
-    memset(r, 0, sizeof *r);
-    r->n_prompt = n_prompt;
-    tiny_prompt(60 + (uint64_t)i, r->prompt, n_prompt);
+    sparse_request(i, n_prompt, n_out, r, s);
     for (int k = 12; i % 2 == 0 && k < n_prompt; k++) r->prompt[k] = r->prompt[k % 12];
-    tiny_submit_options(s, r->prompt, n_prompt);
-    s->params.seed = FIRST_SEED + (uint64_t)i;
-    s->params.max_tokens = n_out;
-    s->params.ignore_eos = true;
 }
 
-static void keep_end(struct record *r, const struct engine_progress *p) {
-    if (p->finish == ENGINE_FAILED) fail_msg("seed %d: %s", (int)p->seed, p->error);
-    r->n_out = p->n_tokens;
-    r->n_cached = p->n_cached_prompt;
-    r->finish = p->finish;
-    r->sparsity = p->sparsity;
-    memcpy(r->out, p->tokens, (size_t)p->n_tokens * sizeof *r->out);
-}
-
-static void run(struct engine *g, const struct engine_submit_options *s, struct record *r) {
-    struct engine_request *request = tiny_submit(g, s);
-    struct engine_progress p = tiny_wait(request);
-    keep_end(r, &p);
-    engine_release(g, request);
-}
-
-static void assert_text(const struct record *got, const struct record *want, const char *what) {
+static void assert_text(const struct sparse_record *got, const struct sparse_record *want,
+                        const char *what) {
     assert_int_equal(got->n_out, want->n_out);
     for (int i = 0; i < want->n_out; i++)
         if (got->out[i] != want->out[i])
@@ -178,17 +104,17 @@ static void assert_text(const struct record *got, const struct record *want, con
 
 /* ---- What a run reads ---- */
 
-static void naive_masses(const struct record *r, float mass[MOST_TOKENS][MOST_BLOCKS]) {
+static void naive_masses(const struct sparse_record *r, float mass[MOST_TOKENS][MOST_BLOCKS]) {
     int32_t ids[MOST_TOKENS];
     int n = r->n_prompt + r->n_out - 1;
     memcpy(ids, r->prompt, (size_t)r->n_prompt * sizeof *ids);
     memcpy(ids + r->n_prompt, r->out, (size_t)r->n_out * sizeof *ids);
     memset(mass, 0, MOST_TOKENS * sizeof *mass);
-    tiny_naive_masses(target(), SELECT_LAYER, ids, r->n_prompt, n, MOST_BLOCKS, mass[0]);
+    tiny_naive_masses(sparse_target(), SELECT_LAYER, ids, r->n_prompt, n, MOST_BLOCKS, mass[0]);
 }
 
 /* The list of a run that begins behind n final positions. */
-static int naive_list(const struct record *r, const struct target_settings *asked,
+static int naive_list(const struct sparse_record *r, const struct target_settings *asked,
                       float mass[MOST_TOKENS][MOST_BLOCKS], int n, int32_t *kept) {
     float most[MOST_BLOCKS] = {0};
     struct target_settings none, s;
@@ -207,7 +133,7 @@ static int naive_list(const struct record *r, const struct target_settings *aske
 /* Runs of different lengths, proposers and company make selections behind different tokens: each is
  * the naive loop's behind so many. */
 static void test_exact_lists(void) {
-    static struct record r[MOST_REQUESTS];
+    static struct sparse_record r[MOST_REQUESTS];
     static float mass[MOST_TOKENS][MOST_BLOCKS];
     static const struct {
         int exact, draft_tokens, max_rows;
@@ -221,11 +147,10 @@ static void test_exact_lists(void) {
     for (size_t k = 0; k < sizeof runs / sizeof *runs; k++) {
         struct target_settings of = settings(TARGET_OBSERVED, runs[k].exact);
         struct engine_request *others[4];
-        exact_options(&o);
+        sparse_options(&o);
         o.draft_tokens = runs[k].draft_tokens;
         o.max_rows = runs[k].max_rows;
-        struct engine *g = tiny_engine_open(&o, target());
-        engine_trace_selection(g, keep_list, r);
+        struct engine *g = sparse_open(&o, r);
         for (int i = 1; i < 5 && runs[k].company; i++) {
             make_request(i, 300 + 50 * i, n_out, &r[i], &other);
             other.sparse = &of;
@@ -233,7 +158,7 @@ static void test_exact_lists(void) {
         }
         make_request(0, 577, n_out, &r[0], &s);
         s.sparse = &of;
-        run(g, &s, &r[0]);
+        sparse_run(g, &s, &r[0]);
         for (int i = 0; i < 4 && runs[k].company; i++) {
             tiny_wait(others[i]);
             engine_release(g, others[i]);
@@ -241,13 +166,14 @@ static void test_exact_lists(void) {
         tiny_assert_pool_whole(g);
         engine_close(g);
         if (k == 0) naive_masses(&r[0], mass);
-        for (int n = 0; n < MOST_TOKENS; n++) {
-            if (r[0].n_list[n] == 0) continue;
+        for (int i = 0; i < r[0].n_lists; i++) {
+            const struct sparse_list *list = &r[0].list[i];
+            int n = i == 0 ? r[0].n_prompt : list->n_kv;
             int n_want = naive_list(&r[0], &of, mass, n, want);
-            if (r[0].n_list[n] != n_want ||
-                memcmp(r[0].list[n], want, (size_t)n_want * sizeof *want) != 0)
+            if (list->n != n_want || memcmp(list->kept, want, (size_t)n_want * sizeof *want) != 0)
                 fail_msg("run %zu: the list behind %d tokens is another", k, n);
-            assert_true(n_want < (n + 63) / 64);
+            assert_int_equal(list->n_blocks, (n + 63) / 64);
+            assert_true(n_want < list->n_blocks);
             n_lists++;
         }
         assert_int_equal(r[0].n_lists, r[0].sparsity.n_selections);
@@ -260,29 +186,29 @@ static void test_exact_lists(void) {
 /* ---- Every selector ---- */
 
 static void test_exact_selectors(void) {
-    static struct record want[2], got[2];
+    static struct sparse_record want[2], got[2];
     static const int selectors[] = {TARGET_OBSERVED, TARGET_RECENT, TARGET_RANDOM, TARGET_MEAN,
                                     TARGET_ALL};
     struct engine_options o;
     struct engine_submit_options s;
     watch_reset(false);
-    exact_options(&o);
-    struct engine *g = tiny_engine_open(&o, target());
+    sparse_options(&o);
+    struct engine *g = tiny_engine_open(&o, sparse_target());
     for (int i = 0; i < 2; i++) {
         make_request(i, 600 + i, 90, &want[i], &s);
-        run(g, &s, &want[i]);
+        sparse_run(g, &s, &want[i]);
     }
     engine_close(g);
     for (size_t k = 0; k < sizeof selectors / sizeof *selectors; k++)
         for (int draft = TEST_SANITIZED ? 3 : 0; draft < 4; draft += 3) {
-            exact_options(&o);
+            sparse_options(&o);
             o.draft_tokens = draft;
             o.sparse = settings(selectors[k], 5);
             if (selectors[k] == TARGET_ALL) o.sparse.keep_blocks = TARGET_UNSET;
-            g = tiny_engine_open(&o, target());
+            g = tiny_engine_open(&o, sparse_target());
             for (int i = 0; i < 2; i++) {
                 make_request(i, 600 + i, 90, &got[i], &s);
-                run(g, &s, &got[i]);
+                sparse_run(g, &s, &got[i]);
                 assert_text(&got[i], &want[i], target_selector_name(selectors[k]));
                 const struct engine_sparsity *x = &got[i].sparsity;
                 assert_int_equal(x->settings.exact, 5);
@@ -300,17 +226,17 @@ static void test_exact_selectors(void) {
 
 /* A prompt that loses no block is dense without any of this. */
 static void test_exact_short(void) {
-    static struct record want, got;
+    static struct sparse_record want, got;
     struct engine_options o;
     struct engine_submit_options s;
     struct target_settings of = settings(TARGET_UNSET, 16);
     watch_reset(false);
-    exact_options(&o);
-    struct engine *g = tiny_engine_open(&o, target());
+    sparse_options(&o);
+    struct engine *g = tiny_engine_open(&o, sparse_target());
     make_request(1, 200, 60, &want, &s);
-    run(g, &s, &want);
+    sparse_run(g, &s, &want);
     s.sparse = &of;
-    run(g, &s, &got);
+    sparse_run(g, &s, &got);
     assert_text(&got, &want, "short");
     assert_int_equal(got.sparsity.settings.selector, TARGET_OBSERVED);
     assert_int_equal(got.sparsity.exact.n_passes, 0);
@@ -322,33 +248,33 @@ static void test_exact_short(void) {
 /* The answer's length and the context's end leave no row beyond them; little room for logits makes
  * runs shorter and lets dense passes wait for each other. */
 static void test_exact_ends(void) {
-    static struct record want[MOST_REQUESTS], got[MOST_REQUESTS];
-    static const int lengths[MOST_REQUESTS] = {1, 2, 3, 17, 18, 40, 500, 500};
+    static struct sparse_record want[N_ENDS], got[N_ENDS];
+    static const int lengths[N_ENDS] = {1, 2, 3, 17, 18, 40, 500, 500};
     struct engine_options o;
     struct engine_submit_options s;
     struct target_settings of = settings(TARGET_OBSERVED, 16);
-    struct engine_request *r[MOST_REQUESTS];
+    struct engine_request *r[N_ENDS];
     watch_reset(false);
     for (int tight = 0; tight < 2; tight++) {
-        exact_options(&o);
+        sparse_options(&o);
         o.context = 660;
         o.max_seqs = 8;
         if (tight) o.max_rows = 17;
         if (tight) o.max_draft_tokens = 1;
         o.draft_tokens = tight ? 1 : 4;
-        struct engine *g = tiny_engine_open(&o, target());
-        for (int i = 0; i < MOST_REQUESTS; i++) {
+        struct engine *g = tiny_engine_open(&o, sparse_target());
+        for (int i = 0; i < N_ENDS; i++) {
             make_request(i, i == 7 ? 659 : 577 + i, lengths[i], &want[i], &s);
-            run(g, &s, &want[i]);
+            sparse_run(g, &s, &want[i]);
         }
-        for (int i = 0; i < MOST_REQUESTS; i++) {
+        for (int i = 0; i < N_ENDS; i++) {
             make_request(i, i == 7 ? 659 : 577 + i, lengths[i], &got[i], &s);
             s.sparse = &of;
             r[i] = tiny_submit(g, &s);
         }
-        for (int i = 0; i < MOST_REQUESTS; i++) {
+        for (int i = 0; i < N_ENDS; i++) {
             struct engine_progress p = tiny_wait(r[i]);
-            keep_end(&got[i], &p);
+            sparse_end(&got[i], &p);
             engine_release(g, r[i]);
             assert_text(&got[i], &want[i], tight ? "tight" : "wide");
             assert_int_equal(got[i].finish, ENGINE_LENGTH);
@@ -364,27 +290,27 @@ static void test_exact_ends(void) {
 
 /* The answer with `stop`, densely or exactly. */
 static void run_stopped(struct engine *g, int i, const char *stop, int n_stop,
-                        const struct target_settings *of, struct record *r) {
+                        const struct target_settings *of, struct sparse_record *r) {
     struct engine_submit_options s;
     make_request(i, 600 + 7 * i, 100, r, &s);
     s.params.n_stops = 1;
     s.params.stops[0].n = n_stop;
     memcpy(s.params.stops[0].text, stop, (size_t)n_stop);
     s.sparse = of;
-    run(g, &s, r);
+    sparse_run(g, &s, r);
 }
 
 /* A stop string inside a run ends it and, if it is the dense target's, the answer. Stops are pairs
  * of letters that the dense answer has, not too early. */
 static void test_exact_stops(void) {
-    static struct record want, got;
+    static struct sparse_record want, got;
     struct engine_options o;
     struct target_settings of = settings(TARGET_OBSERVED, 16);
     struct strbuf text = {0};
     int n_stopped = 0, n_inside = 0;
     watch_reset(false);
-    exact_options(&o);
-    struct engine *g = tiny_engine_open(&o, target());
+    sparse_options(&o);
+    struct engine *g = tiny_engine_open(&o, sparse_target());
     for (int i = 0; i < 8; i++) {
         run_stopped(g, i, "~~~~", 4, NULL, &want);
         strbuf_clear(&text);
@@ -414,7 +340,7 @@ static void test_exact_stops(void) {
 /* ---- Leaving in the middle ---- */
 
 struct left {
-    struct record *want;
+    struct sparse_record *want;
     int n_checked;
 };
 
@@ -436,18 +362,18 @@ static void check_left(void *arg, const struct engine_request *request,
  * nothing provisional is seen, no page stays; and what the cache was given is the dense answer's.
  */
 static void test_exact_leaving(void) {
-    static struct record want, got;
+    static struct sparse_record want, got;
     struct left left = {.want = &want};
     struct engine_options o;
     struct engine_submit_options s;
     struct target_settings of = settings(TARGET_OBSERVED, 16);
     watch_reset(false);
-    exact_options(&o);
-    struct engine *g = tiny_engine_open(&o, target());
+    sparse_options(&o);
+    struct engine *g = tiny_engine_open(&o, sparse_target());
     make_request(0, 577, 140, &want, &s);
-    run(g, &s, &want);
+    sparse_run(g, &s, &want);
     engine_close(g);
-    g = tiny_engine_open(&o, target());
+    g = tiny_engine_open(&o, sparse_target());
     engine_trace_kv(g, check_left, &left);
     for (int i = 0; i < 12; i += 1 + TEST_SANITIZED) {
         make_request(0, 577, 140, &got, &s);
@@ -484,7 +410,7 @@ static void test_exact_leaving(void) {
 /* Its pages are a dense answer's: the next turn finds them densely, exactly, and not by the
  * settings without `exact`. */
 static void test_exact_owners(void) {
-    static struct record r;
+    static struct sparse_record r;
     enum { N_PROMPT = 640, N_OUT = 140, N_NEXT = N_PROMPT + N_OUT + 100 };
     struct engine_options o;
     struct engine_submit_options s;
@@ -503,19 +429,19 @@ static void test_exact_owners(void) {
     watch_reset(false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static int32_t prompt[N_NEXT];
-        exact_options(&o);
-        struct engine *g = tiny_engine_open(&o, target());
+        sparse_options(&o);
+        struct engine *g = tiny_engine_open(&o, sparse_target());
         make_request(0, N_PROMPT, N_OUT, &r, &s);
         s.sparse = cases[i].first;
         s.conversation = 7;
-        run(g, &s, &r);
+        sparse_run(g, &s, &r);
         memcpy(prompt, r.prompt, N_PROMPT * sizeof *prompt);
         memcpy(prompt + N_PROMPT, r.out, N_OUT * sizeof *prompt);
         tiny_prompt(3, prompt + N_PROMPT + N_OUT, 100);
         tiny_submit_options(&s, prompt, N_NEXT);
         s.sparse = cases[i].next;
         s.conversation = 7;
-        run(g, &s, &r);
+        sparse_run(g, &s, &r);
         if (r.n_cached != cases[i].n_hit)
             fail_msg("case %zu: %d tokens from the cache, want %d", i, r.n_cached, cases[i].n_hit);
         engine_close(g);

@@ -5,43 +5,14 @@
  * that the lists name; unlisted pages may hold NaN; at keep 1 and below the floor every bit is
  * dense's; speculation changes no bit; and pages that a sparse answer wrote serve its own
  * conversation under its own settings alone. */
-#include "tests/engine_helper.h"
+#include "tests/sparse_bed.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
 #include "base/err.h"
-#include "base/rng.h"
 #include "tests/speculation_bed.h"
 #include "tests/watched_kern.h"
-
-enum {
-    N_LAYERS = 4,
-    SELECT_LAYER = 1,
-    MOST_PROMPT = 1500,
-    MOST_BLOCKS = MOST_PROMPT / 64 + 1,
-    MOST_OUT = 150,
-    FIRST_SEED = 100,
-    MOST_REQUESTS = 16,
-};
-
-static const struct tiny_options *target(void) {
-    static struct tiny_options t;
-    tiny_model_default(&t);
-    t.n_layers = N_LAYERS;
-    return &t;
-}
-
-static void sparse_options(struct engine_options *o) {
-    tiny_engine_options(o);
-    o->select_layer = SELECT_LAYER;
-    o->kv_memory_bytes = (size_t)300 * TINY_BLOCK_BYTES;
-    o->max_rows = 192;
-}
 
 static struct target_settings settings(int selector, int keep_blocks, double reserve) {
     struct target_settings s;
@@ -53,96 +24,12 @@ static struct target_settings settings(int selector, int keep_blocks, double res
     return s;
 }
 
-/* ---- What a request left ---- */
-
-struct record {
-    int n_prompt, n_out, n_kept, n_blocks, n_selections;
-    int32_t prompt[MOST_PROMPT], out[MOST_OUT], kept[MOST_BLOCKS];
-    uint64_t rows; /* of the answer's logits, by position, whatever rounds they came in */
-    uint64_t row[MOST_OUT];
-    int n_cached;
-    struct engine_sparsity sparsity;
-};
-
-static struct record *record_of(void *arg, const struct engine_request *r) {
-    struct engine_progress p;
-    engine_poll(r, &p);
-    if (p.seed < FIRST_SEED || p.seed >= FIRST_SEED + MOST_REQUESTS) return NULL; /* company */
-    return (struct record *)arg + (p.seed - FIRST_SEED);
-}
-
-static void keep_row(void *arg, const struct engine_request *request, int position,
-                     const float *logits, int n) {
-    struct record *r = record_of(arg, request);
-    if (!r || position < r->n_prompt - 1 || position >= r->n_prompt - 1 + MOST_OUT) return;
-    r->row[position - r->n_prompt + 1] = XXH3_64bits(logits, (size_t)n * sizeof *logits);
-}
-
-static void keep_list(void *arg, const struct engine_request *request,
-                      const struct engine_kv_view *v, const int32_t *kept, int n_kept,
-                      int n_blocks) {
-    struct record *r = record_of(arg, request);
-    (void)v;
-    if (!r) return;
-    assert_true(n_blocks <= MOST_BLOCKS);
-    r->n_selections++;
-    r->n_kept = n_kept;
-    r->n_blocks = n_blocks;
-    memcpy(r->kept, kept, (size_t)n_kept * sizeof *kept);
-}
-
-static void make_request(int i, int n_prompt, int n_out, struct record *r,
-                         struct engine_submit_options *s) {
-    memset(r, 0, sizeof *r);
-    r->n_prompt = n_prompt;
-    tiny_prompt(40 + (uint64_t)i, r->prompt, n_prompt);
-    tiny_submit_options(s, r->prompt, n_prompt);
-    s->params.seed = FIRST_SEED + (uint64_t)i;
-    s->params.max_tokens = n_out;
-    s->params.ignore_eos = true;
-}
-
-static struct engine *open_engine(const struct engine_options *o, struct record *records) {
-    struct engine *g = tiny_engine_open(o, target());
-    engine_trace_logits(g, keep_row, records);
-    engine_trace_selection(g, keep_list, records);
-    return g;
-}
-
-static void keep_end(struct record *r, const struct engine_progress *p) {
-    if (p->finish == ENGINE_FAILED) fail_msg("seed %d: %s", (int)p->seed, p->error);
-    r->n_out = p->n_tokens;
-    r->n_cached = p->n_cached_prompt;
-    r->sparsity = p->sparsity;
-    memcpy(r->out, p->tokens, (size_t)p->n_tokens * sizeof *r->out);
-    r->rows = XXH3_64bits(r->row, (size_t)p->n_tokens * sizeof *r->row);
-}
-
-static void run(struct engine *g, const struct engine_submit_options *s, struct record *r) {
-    struct engine_request *request = tiny_submit(g, s);
-    struct engine_progress p = tiny_wait(request);
-    keep_end(r, &p);
-    engine_release(g, request);
-}
-
-static void assert_same(const struct record *got, const struct record *want, const char *what) {
-    if (got->n_kept != want->n_kept || got->n_selections != want->n_selections ||
-        memcmp(got->kept, want->kept, (size_t)want->n_kept * sizeof *want->kept) != 0)
-        fail_msg("%s: the lists differ (%d and %d blocks of %d)", what, got->n_kept, want->n_kept,
-                 want->n_blocks);
-    assert_int_equal(got->n_out, want->n_out);
-    for (int i = 0; i < want->n_out; i++)
-        if (got->out[i] != want->out[i])
-            fail_msg("%s: token %d is %d, want %d", what, i, got->out[i], want->out[i]);
-    if (got->rows != want->rows) fail_msg("%s: logits differ", what);
-}
-
 /* ---- The naive loop ---- */
 
 /* What the prompt's last 32 rows paid to each block in layers SELECT_LAYER... */
 static void naive_mass(const int32_t *prompt, int n, float mass[MOST_BLOCKS]) {
     static float rows[MOST_PROMPT][MOST_BLOCKS];
-    tiny_naive_masses(target(), SELECT_LAYER, prompt, n, n, MOST_BLOCKS, rows[0]);
+    tiny_naive_masses(sparse_target(), SELECT_LAYER, prompt, n, n, MOST_BLOCKS, rows[0]);
     memset(mass, 0, MOST_BLOCKS * sizeof *mass);
     for (int i = n - 32; i < n; i++)
         for (int b = 0; b < MOST_BLOCKS; b++)
@@ -153,13 +40,13 @@ static void naive_mass(const int32_t *prompt, int n, float mass[MOST_BLOCKS]) {
  * prompts whose last 32 rows lie in one block or two, begin or end one. */
 static void test_sparse_lists_naive(void) {
     static const int lengths[] = {577, 640, 641, 671, 672, 673, 700, 33 * 20, 1000, 1400};
-    static struct record r[MOST_REQUESTS];
+    static struct sparse_record r[MOST_REQUESTS];
     struct engine_options o;
     struct engine_submit_options s;
     float mass[MOST_BLOCKS], score[MOST_BLOCKS];
     int32_t want[MOST_BLOCKS];
     sparse_options(&o);
-    struct engine *g = open_engine(&o, r);
+    struct engine *g = sparse_open(&o, r);
     for (size_t i = 0; i < (TINY_SLOW ? 4 : sizeof lengths / sizeof *lengths); i++) {
         struct target_settings of[3], none;
         target_settings_unset(&none);
@@ -169,18 +56,18 @@ static void test_sparse_lists_naive(void) {
         of[2].keep = 0.3;
         of[2].min_blocks = 2;
         for (int k = 0; k < 3; k++) {
-            make_request(k, lengths[i], 3, &r[k], &s);
+            sparse_request(k, lengths[i], 3, &r[k], &s);
             s.sparse = &of[k];
             naive_mass(r[k].prompt, lengths[i], mass);
             struct target_view view = {.n_tokens = lengths[i], .seed = s.params.seed, .mass = mass};
             struct target_settings resolved = target_settings_resolve(&none, &of[k], NULL);
             int n = target_select(&resolved, &view, score, want);
-            run(g, &s, &r[k]);
-            assert_int_equal(r[k].n_selections, 1);
-            assert_int_equal(r[k].n_blocks, (lengths[i] + 63) / 64);
-            assert_int_equal(r[k].n_kept, n);
-            assert_memory_equal(r[k].kept, want, (size_t)n * sizeof *want);
-            assert_true(n < r[k].n_blocks);
+            sparse_run(g, &s, &r[k]);
+            assert_int_equal(r[k].n_lists, 1);
+            assert_int_equal(r[k].list[0].n_blocks, (lengths[i] + 63) / 64);
+            assert_int_equal(r[k].list[0].n, n);
+            assert_memory_equal(r[k].list[0].kept, want, (size_t)n * sizeof *want);
+            assert_true(n < r[k].list[0].n_blocks);
             assert_int_equal(r[k].sparsity.n_kept, n);
             assert_int_equal(r[k].sparsity.n_selections, 1);
             assert_int_equal(r[k].sparsity.settings.selector, of[k].selector);
@@ -192,41 +79,17 @@ static void test_sparse_lists_naive(void) {
 
 /* ---- The same whatever goes on around ---- */
 
-static void fill(int i, struct record *r, struct engine_submit_options *s) {
+static void fill(int i, struct sparse_record *r, struct engine_submit_options *s) {
     static const int lengths[] = {600, 650, 703, 960, 1100, 400, 320, 1217};
     static struct target_settings of[MOST_REQUESTS];
-    make_request(i, lengths[i % 8], TINY_SLOW ? 24 : 70 + i, r, s);
+    sparse_request(i, lengths[i % 8], TINY_SLOW ? 24 : 70 + i, r, s);
     of[i] = settings(TARGET_OBSERVED, 4 + i % 3, i % 2 ? 0.1 : 0);
     if (i % 5 == 4) of[i].selector = TARGET_RANDOM;
     s->sparse = &of[i];
 }
 
-static void run_all(const struct engine_options *o, int n, bool together, bool again,
-                    struct record *r) {
-    struct engine *g = open_engine(o, r);
-    struct engine_request *request[MOST_REQUESTS];
-    struct engine_submit_options s;
-    for (int pass = 0; pass <= again; pass++)
-        for (int i = 0; i < n; i++) {
-            fill(i, &r[i], &s);
-            if (!together) {
-                run(g, &s, &r[i]);
-                if (pass) assert_true(r[i].n_cached >= r[i].n_prompt - 32 - 63);
-            } else {
-                request[i] = tiny_submit(g, &s);
-            }
-        }
-    for (int i = 0; i < n && together; i++) {
-        struct engine_progress p = tiny_wait(request[i]);
-        keep_end(&r[i], &p);
-        engine_release(g, request[i]);
-    }
-    tiny_assert_pool_whole(g);
-    engine_close(g);
-}
-
 static void test_sparse_same(void) {
-    static struct record want[MOST_REQUESTS], got[MOST_REQUESTS];
+    static struct sparse_record want[MOST_REQUESTS], got[MOST_REQUESTS];
     static const struct {
         int max_rows, n_threads, draft_tokens;
         bool together, again;
@@ -242,15 +105,19 @@ static void test_sparse_same(void) {
     struct engine_options o;
     sparse_options(&o);
     o.max_rows = 1500;
-    run_all(&o, n, false, false, want);
-    for (int i = 0; i < n; i++) assert_in_range(want[i].n_kept, 3, want[i].n_blocks);
+    sparse_run_all(&o, fill, n, false, false, want);
+    for (int i = 0; i < n; i++)
+        assert_in_range(sparse_newest(&want[i])->n, 3, sparse_newest(&want[i])->n_blocks);
     for (size_t k = TEST_RACES ? 2 : 0; k < sizeof runs / sizeof *runs; k++) { /* by two threads */
         sparse_options(&o);
         o.max_rows = runs[k].max_rows;
         o.n_threads = runs[k].n_threads;
         o.draft_tokens = runs[k].draft_tokens;
-        run_all(&o, n, runs[k].together, runs[k].again, got);
-        for (int i = 0; i < n; i++) assert_same(&got[i], &want[i], runs[k].what);
+        sparse_run_all(&o, fill, n, runs[k].together, runs[k].again, got);
+        for (int i = 0; i < n; i++) {
+            sparse_assert_lists(&got[i], &want[i], runs[k].what);
+            sparse_assert_rows(&got[i], &want[i], runs[k].what);
+        }
     }
 }
 
@@ -260,7 +127,7 @@ static void check_speculation(bool gumbel, bool records, const char *kv_type) {
     static const int few[] = {3, VERIFY_DRAFT_AUTO};
     struct bed b;
     watch_reset(records);
-    bed_tiny_sparse(&b, target(), SELECT_LAYER);
+    bed_tiny_sparse(&b, sparse_target(), SELECT_LAYER);
     b.gumbel = gumbel;
     b.o.kv_type = kv_type;
     b.n_requests = TINY_SLOW ? 9 : 16;
@@ -299,17 +166,17 @@ static void test_sparse_default_pair(void) {
 /* ---- Dense, to the bit ---- */
 
 static void test_sparse_is_dense(void) {
-    static struct record want, got;
+    static struct sparse_record want, got;
     struct engine_options o;
     struct engine_submit_options s;
     sparse_options(&o);
-    struct engine *g = open_engine(&o, &want);
-    make_request(0, 900, 60, &want, &s);
-    run(g, &s, &want);
+    struct engine *g = sparse_open(&o, &want);
+    sparse_request(0, 900, 60, &want, &s);
+    sparse_run(g, &s, &want);
     engine_close(g);
-    assert_int_equal(want.n_selections, 0);
+    assert_int_equal(want.n_lists, 0);
     assert_int_equal(want.sparsity.n_kept, 0);
-    g = open_engine(&o, &got);
+    g = sparse_open(&o, &got);
     struct target_settings of[5];
     of[0] = settings(TARGET_ALL, TARGET_UNSET, 0);      /* by way of lists */
     of[1] = settings(TARGET_OBSERVED, TARGET_UNSET, 0); /* keep 1: nothing goes */
@@ -320,21 +187,20 @@ static void test_sparse_is_dense(void) {
     of[3].min_blocks = 1;
     of[4] = settings(TARGET_RECENT, 3, 1); /* a reserve of everything, by way of lists */
     for (int i = 0; i < 5; i++) {
-        make_request(0, 900, 60, &got, &s);
+        sparse_request(0, 900, 60, &got, &s);
         s.sparse = &of[i];
-        run(g, &s, &got);
-        assert_int_equal(got.n_selections, i == 0 || i == 4);
+        sparse_run(g, &s, &got);
+        assert_int_equal(got.n_lists, i == 0 || i == 4);
         assert_int_equal(got.sparsity.kv_shallow_bytes + got.sparsity.kv_deep_bytes,
                          got.sparsity.kv_dense_bytes);
-        got.n_selections = got.n_kept = 0;
-        assert_same(&got, &want, target_selector_name(of[i].selector));
+        sparse_assert_rows(&got, &want, target_selector_name(of[i].selector));
     }
     /* And sparse is not dense. */
     of[0] = settings(TARGET_RECENT, 3, 0);
-    make_request(0, 900, 60, &got, &s);
+    sparse_request(0, 900, 60, &got, &s);
     s.sparse = &of[0];
-    run(g, &s, &got);
-    assert_true(got.rows != want.rows);
+    sparse_run(g, &s, &got);
+    assert_memory_not_equal(got.row, want.row, sizeof got.row);
     assert_true(got.row[0] == want.row[0]); /* the prompt's own last row is dense */
     engine_close(g);
 }
@@ -344,19 +210,18 @@ static void test_sparse_is_dense(void) {
 /* K and V that a row at `position` reads of one layer, of so many bytes a token and head: of every
  * block, K whole, V up to the last position that it sees (kernels/cpu/attention.h). kept NULL: all
  * blocks. */
-static uint64_t naive_bytes(uint64_t token, int position, const int32_t *kept, int n_kept,
-                            int n_blocks) {
+static uint64_t naive_bytes(uint64_t token, int position, const struct sparse_list *kept) {
     uint64_t n = 0;
     for (int b = 0; b <= position / 64; b++) {
-        bool in = !kept || b >= n_blocks;
-        for (int i = 0; i < n_kept; i++) in |= kept && kept[i] == b;
+        bool in = !kept || b >= kept->n_blocks;
+        for (int i = 0; kept && i < kept->n; i++) in |= kept->kept[i] == b;
         int seen = position - 64 * b + 1;
         if (in) n += 2 * token * (uint64_t)(64 + (seen < 64 ? seen : 64));
     }
     return n;
 }
 
-static void count(struct engine *g, const struct engine_submit_options *s, struct record *r,
+static void count(struct engine *g, const struct engine_submit_options *s, struct sparse_record *r,
                   uint64_t n[2], int n_out) {
     struct engine_stats before, after;
     struct engine_submit_options o = *s;
@@ -364,7 +229,7 @@ static void count(struct engine *g, const struct engine_submit_options *s, struc
     o.no_prefix_cache = true;
     tiny_assert_pool_whole(g);
     engine_get_stats(g, &before);
-    run(g, &o, r);
+    sparse_run(g, &o, r);
     tiny_assert_pool_whole(g);
     engine_get_stats(g, &after);
     n[0] = after.kv_shallow_bytes_read - before.kv_shallow_bytes_read;
@@ -374,12 +239,12 @@ static void count(struct engine *g, const struct engine_submit_options *s, struc
 
 /* The kernels' counters of both groups, prefill subtracted, are the lists' bytes. */
 static void check_bytes(const char *kv_type, uint64_t head) {
-    static struct record r;
+    static struct sparse_record r;
     struct engine_options o;
     struct engine_submit_options s;
     sparse_options(&o);
     o.kv_type = kv_type;
-    struct engine *g = open_engine(&o, &r);
+    struct engine *g = sparse_open(&o, &r);
     uint64_t sum[2] = {0};
     for (int k = 0; k < 3; k++) {
         struct target_settings of = settings(k == 0   ? TARGET_OFF
@@ -388,15 +253,16 @@ static void check_bytes(const char *kv_type, uint64_t head) {
                                              5, k == 2 ? 0.1 : 0);
         uint64_t prefill[2], all[2], want[2] = {0};
         int n_out = 130, n_prompt = 1100 + k;
-        make_request(0, n_prompt, n_out, &r, &s);
+        sparse_request(0, n_prompt, n_out, &r, &s);
         s.sparse = &of;
         count(g, &s, &r, prefill, 1);
         count(g, &s, &r, all, n_out);
+        const struct sparse_list *kept = k ? sparse_newest(&r) : NULL;
+        int n_left = kept ? kept->n_blocks - kept->n : 0;
         for (int i = 0; i < n_out - 1; i++) {
             int n_dense = SELECT_LAYER, n_deep = N_LAYERS - SELECT_LAYER;
-            want[0] += (uint64_t)n_dense * naive_bytes(head, n_prompt + i, NULL, 0, 0);
-            want[1] += (uint64_t)n_deep *
-                       naive_bytes(head, n_prompt + i, k ? r.kept : NULL, r.n_kept, r.n_blocks);
+            want[0] += (uint64_t)n_dense * naive_bytes(head, n_prompt + i, NULL);
+            want[1] += (uint64_t)n_deep * naive_bytes(head, n_prompt + i, kept);
         }
         assert_int_equal(all[0] - prefill[0], want[0]);
         assert_int_equal(all[1] - prefill[1], want[1]);
@@ -407,7 +273,7 @@ static void check_bytes(const char *kv_type, uint64_t head) {
         uint64_t tokens = 0, deep = 0, token = 2 * 2 * head;
         for (int i = 0; i < n_out - 1; i++) {
             tokens += (uint64_t)(n_prompt + i + 1);
-            deep += (uint64_t)(n_prompt + i + 1 - (k ? (r.n_blocks - r.n_kept) * 64 : 0));
+            deep += (uint64_t)(n_prompt + i + 1 - 64 * n_left);
         }
         assert_int_equal(r.sparsity.kv_shallow_bytes, tokens * token * SELECT_LAYER);
         assert_int_equal(r.sparsity.kv_deep_bytes, deep * token * (N_LAYERS - SELECT_LAYER));
@@ -460,7 +326,7 @@ static void poison_pages(void *arg, const struct engine_request *r, const struct
 /* Deep pages that the selection left out are never touched: they hold NaN from then on, and every
  * bit stays. One that it kept would be noticed. */
 static void check_poison(const char *kv_type, size_t head_bytes) {
-    static struct record want, got;
+    static struct sparse_record want, got;
     struct poison p = {.head_bytes = head_bytes};
     struct target_settings of = settings(TARGET_OBSERVED, 5, 0.1);
     struct engine_options o;
@@ -468,24 +334,22 @@ static void check_poison(const char *kv_type, size_t head_bytes) {
     sparse_options(&o);
     o.kv_type = kv_type;
     o.draft_tokens = 4; /* lookup: rounds of several rows, too */
-    struct engine *g = open_engine(&o, &want);
-    make_request(0, 1100, 120, &want, &s);
+    struct engine *g = sparse_open(&o, &want);
+    sparse_request(0, 1100, 120, &want, &s);
     s.sparse = &of;
     s.no_prefix_cache = true;
-    run(g, &s, &want);
+    sparse_run(g, &s, &want);
     engine_close(g);
-    g = tiny_engine_open(&o, target());
-    engine_trace_logits(g, keep_row, &got);
+    g = tiny_engine_open(&o, sparse_target());
+    sparse_trace_rows(g, &got);
     engine_trace_selection(g, poison_pages, &p);
-    make_request(0, 1100, 120, &got, &s);
+    sparse_request(0, 1100, 120, &got, &s);
     s.sparse = &of;
     s.no_prefix_cache = true;
-    run(g, &s, &got);
-    assert_int_equal(p.n_pages, want.n_blocks - want.n_kept);
-    got.n_kept = want.n_kept;
-    got.n_selections = want.n_selections;
-    memcpy(got.kept, want.kept, sizeof got.kept);
-    assert_same(&got, &want, "NaN in unlisted pages");
+    sparse_run(g, &s, &got);
+    assert_int_equal(want.n_lists, 1);
+    assert_int_equal(p.n_pages, want.list[0].n_blocks - want.list[0].n);
+    sparse_assert_rows(&got, &want, "NaN in unlisted pages");
     p.kept_too = true;
     struct engine_request *r = tiny_submit(g, &s);
     assert_int_equal(tiny_wait(r).finish, ENGINE_FAILED);
@@ -503,7 +367,7 @@ static void test_sparse_poison(void) {
 /* A second turn: the first prompt, its answer, some more. Under the same settings its own answer's
  * blocks come from the cache; under others, dense among them, only what the prompt left. */
 static void test_sparse_owners(void) {
-    static struct record r;
+    static struct sparse_record r;
     struct engine_options o;
     struct engine_submit_options s;
     struct target_settings of = settings(TARGET_OBSERVED, 4, 0), other, off;
@@ -524,18 +388,18 @@ static void test_sparse_owners(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int32_t prompt[N_NEXT];
         sparse_options(&o);
-        struct engine *g = open_engine(&o, &r);
-        make_request(0, N_PROMPT, N_OUT, &r, &s);
+        struct engine *g = sparse_open(&o, &r);
+        sparse_request(0, N_PROMPT, N_OUT, &r, &s);
         s.sparse = cases[i].first;
         s.conversation = 7;
-        run(g, &s, &r);
+        sparse_run(g, &s, &r);
         memcpy(prompt, r.prompt, N_PROMPT * sizeof *prompt);
         memcpy(prompt + N_PROMPT, r.out, N_OUT * sizeof *prompt);
         tiny_prompt(3, prompt + N_PROMPT + N_OUT, 100);
         tiny_submit_options(&s, prompt, N_NEXT);
         s.sparse = cases[i].next;
         s.conversation = cases[i].conversation;
-        run(g, &s, &r);
+        sparse_run(g, &s, &r);
         if (r.n_cached != cases[i].n_hit)
             fail_msg("case %zu: %d tokens from the cache, want %d", i, r.n_cached, cases[i].n_hit);
         engine_close(g);
@@ -551,7 +415,7 @@ static void test_sparse_refused(void) {
     struct err e = {0};
     int32_t prompt[8];
     sparse_options(&o);
-    struct engine *g = tiny_engine_open(&o, target());
+    struct engine *g = tiny_engine_open(&o, sparse_target());
     tiny_prompt(1, prompt, 8);
     tiny_submit_options(&s, prompt, 8);
     struct target_settings bad = settings(TARGET_OBSERVED, TARGET_UNSET, 0);
@@ -561,7 +425,7 @@ static void test_sparse_refused(void) {
     assert_non_null(strstr(e.message, "keep is 1.5"));
     engine_close(g);
     o.sparse = bad;
-    o.model_path = tiny_model_file(target());
+    o.model_path = tiny_model_file(sparse_target());
     assert_int_equal(engine_open(&g, &o, NULL, NULL, &e), E_RANGE);
     unlink(o.model_path);
 }
