@@ -2,7 +2,7 @@
 #define TANDEM_CMD_DISTILL_WORDS_H
 
 /* Private to `tandem distill`: what made facts are put together from. None of it is a wording of
- * `tandem eval` (tests/test_distill.c holds the two apart). */
+ * `tandem eval` (tests/test_distill_texts.c holds the two apart). */
 
 #include <stdint.h>
 

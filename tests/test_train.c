@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/err.h"
@@ -447,166 +446,7 @@ static void test_train_scores_as_served(void) {
     threads_close(threads);
 }
 
-/* ---- Samples in a file ---- */
-
-struct taken {
-    int n, layer[8];
-    struct target_window w[8];
-};
-static int take(void *arg, int layer_idx, struct target_window *w, struct err *e) {
-    struct taken *t = arg;
-    if (t->n == 8) return err_raise(e, E_FULL, "more windows than were written");
-    t->layer[t->n] = layer_idx;
-    t->w[t->n++] = *w;
-    return 0;
-}
-static void drop(struct taken *t) {
-    for (int i = 0; i < t->n; i++) target_window_free(&t->w[i]);
-    t->n = 0;
-}
-
-static long file_bytes(const char *path) {
-    struct stat s;
-    assert_int_equal(stat(path, &s), 0);
-    return (long)s.st_size;
-}
-
-static void test_train_samples(void) {
-    static const struct target_samples_content one = {.n_layers = 1,
-                                                      .layer = {3},
-                                                      .labels = 1U << TARGET_LABEL_DEEP,
-                                                      .has_quarters = true,
-                                                      .n_queries = 4};
-    char path[64];
-    struct err e = {0};
-    struct taken got = {0};
-    struct target_samples *s;
-    int n;
-    snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
-    plant(true);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-    target_samples_close(s);
-    long head = file_bytes(path);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-    assert_int_equal(n, 0);
-    for (int i = 0; i < 3; i++) assert_ok(target_samples_append(s, 0, windows[i], &e), e);
-    target_samples_close(s);
-    assert_int_equal(target_samples_open(&s, path, 2, WIDE, &one, take, &got, &n, &e), E_INVALID);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-    target_samples_close(s);
-    assert_int_equal(n, 3);
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(got.layer[i], 0);
-        assert_int_equal(got.w[i].is_held_out, windows[i]->is_held_out);
-        assert_int_equal(got.w[i].n_floats, windows[i]->n_floats);
-        assert_memory_equal(got.w[i].floats, windows[i]->floats, windows[i]->n_floats * 4);
-        assert_int_equal(got.w[i].place[3].n_tokens, windows[i]->place[3].n_tokens);
-    }
-    drop(&got);
-    /* Cut anywhere, the whole ones stay and more can follow; a changed one ends the file. */
-    FILE *f = fopen(path, "rb");
-    fseek(f, 0, SEEK_END);
-    long size = ftell(f);
-    char *bytes = malloc((size_t)size);
-    rewind(f);
-    assert_int_equal(fread(bytes, 1, (size_t)size, f), size);
-    fclose(f);
-    for (int way = 0; way < 40; way++) {
-        long cut = way == 0   ? size - 1
-                   : way == 1 ? 15
-                              : (long)(rng_u32(8, 0, RNG_TEST, (uint32_t)way) % (uint32_t)size);
-        bool change = way >= 20;
-        f = fopen(path, "wb");
-        assert_int_equal(fwrite(bytes, 1, (size_t)(change ? size : cut), f), change ? size : cut);
-        if (change) {
-            if (cut < head) cut += head; /* it has its own checks */
-            fseek(f, cut, SEEK_SET);
-            fputc(bytes[cut] ^ 64, f);
-        }
-        fclose(f);
-        long record = (size - head) / 3;
-        int whole = cut < head ? 0 : (int)((cut - head) / record);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-        assert_int_equal(n, whole);
-        drop(&got);
-        assert_ok(target_samples_append(s, 0, windows[9], &e), e);
-        target_samples_close(s);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-        target_samples_close(s);
-        assert_int_equal(n, whole + 1);
-        assert_memory_equal(got.w[whole].floats, windows[9]->floats, windows[9]->n_floats * 4);
-        drop(&got);
-    }
-    /* A changed head, or of another file. */
-    for (long at = 0; at < head; at += 5) {
-        f = fopen(path, "wb");
-        assert_int_equal(fwrite(bytes, 1, (size_t)size, f), size);
-        fseek(f, at, SEEK_SET);
-        fputc(bytes[at] ^ 64, f);
-        fclose(f);
-        assert_int_equal(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e),
-                         E_FORMAT);
-    }
-    f = fopen(path, "wb");
-    fputs("text", f);
-    fclose(f);
-    assert_int_equal(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), E_FORMAT);
-    free(bytes);
-    unlink(path);
-    unplant();
-}
-
-/* Trainings that need less than a file has read it: some of its layers, of which each comes as the
- * one that was asked for. They cannot add to it. */
-static void test_train_samples_shared(void) {
-    static const struct target_samples_content all = {.n_layers = 3,
-                                                      .layer = {2, 5, 9},
-                                                      .labels = 1U << TARGET_LABEL_DEEP,
-                                                      .has_quarters = true,
-                                                      .n_queries = 4};
-    struct target_samples_content want;
-    struct taken got = {0};
-    struct target_samples *s;
-    struct err e = {0};
-    char path[64];
-    int n;
-    snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
-    plant(true);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &all, take, &got, &n, &e), e);
-    for (int i = 0; i < 6; i++) assert_ok(target_samples_append(s, i % 3, windows[i], &e), e);
-    target_samples_close(s);
-    want = all;
-    want.n_layers = 2;
-    want.layer[0] = 2;
-    want.layer[1] = 9;
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &want, take, &got, &n, &e), e);
-    assert_int_equal(n, 4);
-    for (int i = 0; i < 4; i++) {
-        const struct target_window *w = windows[i / 2 * 3 + i % 2 * 2];
-        assert_int_equal(got.layer[i], i % 2);
-        assert_memory_equal(got.w[i].floats, w->floats, w->n_floats * 4);
-    }
-    assert_int_equal(target_samples_append(s, 0, windows[9], &e), E_INVALID);
-    target_samples_close(s);
-    drop(&got);
-    want = all;
-    want.has_quarters = false;
-    want.n_queries = 1;
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &want, take, &got, &n, &e), e);
-    assert_int_equal(n, 6);
-    target_samples_close(s);
-    drop(&got);
-    for (int way = 0; way < 3; way++) {
-        want = all;
-        if (way == 0) want.layer[1] = 6;
-        if (way == 1) want.labels |= 1U << TARGET_LABEL_LAST;
-        if (way == 2) want.n_queries = 5;
-        assert_int_equal(target_samples_open(&s, path, 1, WIDE, &want, take, &got, &n, &e),
-                         E_INVALID);
-    }
-    unlink(path);
-    unplant();
-}
+/* ---- Marks ---- */
 
 /* With aim 1 a place is trained towards its mark, as if that were its label; with 0 the mark is
  * nothing. And of its queries only the newest may ask. */
@@ -721,8 +561,6 @@ const struct test tests[] = {
     {"train_repeats", TEST_QUICK, 60000, test_train_repeats},
     {"train_torn_checkpoint", TEST_QUICK, 60000, test_train_torn_checkpoint},
     {"train_scores_as_served", TEST_QUICK, 60000, test_train_scores_as_served},
-    {"train_samples", TEST_QUICK, 60000, test_train_samples},
-    {"train_samples_shared", TEST_QUICK, 60000, test_train_samples_shared},
     {"train_aim", TEST_QUICK, 60000, test_train_aim},
     {"train_labels", TEST_QUICK, 60000, test_train_labels},
     {"train_recall", TEST_QUICK, 60000, test_train_recall},
