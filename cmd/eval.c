@@ -21,7 +21,7 @@ struct flags {
     struct engine_options engine;
     const char *precision, *lengths, *depths, *kinds, *text, *tasks, *selectors, *scorers, *json,
         *svg, *answers, *calibrate, *into, *keep, *keep_blocks, *reserve, *smooth, *lists, *select2,
-        *quarters, *sizes;
+        *quarters, *sizes, *drop;
     int n_needles, n_texts, n_answer, n_late, n_following, n_task_answer, n_task, context, seed,
         exact, n_exact;
     double budget;
@@ -208,6 +208,7 @@ static int plan_columns(const struct flags *f, struct work *p, struct err *e) {
     w->select2 = f->select2;
     w->quarters = f->quarters;
     w->sizes = f->sizes;
+    w->drop = f->drop;
     w->deep = eval_bed_deep(p->bed);
     for (int i = 0; i < w->n_scorers; i++) {
         w->measures_quarters[i] = p->bed->scorer_file[i]->kind == KERN_SCORE_LATE;
@@ -554,6 +555,8 @@ static const char after[] =
      "and once more, selecting anew before every token of a needle's answer (slow)", NULL},        \
     {OPTION_FLAG, "recheck", NULL, 0, &(f)->recheck, NULL, 0, 0,                                   \
      "and once more, re-checked at the border by attention in the select layer", NULL},            \
+    {OPTION_STRING, "drop", NULL, 0, &(f)->drop, "LIST", 0, 0,                                     \
+     "as --again, each less such a share of the list until then, what was used least", NULL},      \
     {OPTION_STRING, "lists", NULL, 0, &(f)->lists, "LIST", 0, 0,                                   \
      "and observed once more each by lists of its own per: layer, head", NULL},                    \
     {OPTION_STRING, "select2", NULL, 0, &(f)->select2, "LIST", 0, 0,                               \

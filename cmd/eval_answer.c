@@ -59,7 +59,10 @@ static int answer_anew(struct eval_bed *b, const struct eval_column *c, int colu
     struct target_kept kept = *eval_bed_kept(b, column);
     int rc = target_trace_rewind(b->trace, b->scores.n_tokens, e), got = 1;
     *n_out = 0;
-    if (!rc && n_lead > 0) rc = target_trace_force(b->trace, lead, n_lead, &kept, NULL, NULL, e);
+    if (!rc && n_lead > 0 && c->settings.drop > 0)
+        rc = target_trace_force_used(b->trace, lead, n_lead, &kept, b->used, e);
+    else if (!rc && n_lead > 0)
+        rc = target_trace_force(b->trace, lead, n_lead, &kept, NULL, NULL, e);
     if (!rc && n_lead > 0) rc = eval_bed_again(b, c, &kept, e);
     if (!rc && c->anew == EVAL_AGAIN)
         rc = target_trace_generate(b->trace, n, &kept, b->stop, b->n_stop, out, n_out, e);

@@ -108,8 +108,9 @@ static int open_memory(struct eval_bed *b, const struct eval_bed_options *o, str
     b->n_blocks = target_n_blocks(o->max_tokens);
     b->numbers = calloc(lines * (size_t)b->n_blocks, sizeof *b->numbers);
     b->scratch = calloc((size_t)b->n_blocks, sizeof *b->scratch);
+    b->used = calloc((size_t)b->n_blocks, sizeof *b->used);
     b->lists = calloc((EVAL_MAX_COLUMNS + 1) * (size_t)b->n_blocks, sizeof *b->lists);
-    if (!b->numbers || !b->scratch || !b->lists)
+    if (!b->numbers || !b->scratch || !b->used || !b->lists)
         return err_raise(e, E_NOMEM, "no memory for %d lists", EVAL_MAX_COLUMNS);
     return o->apart ? eval_apart_open(&b->apart, &deep, o->max_answers, b->n_blocks, e) : 0;
 }
@@ -146,6 +147,7 @@ void eval_bed_close(struct eval_bed *b) {
     eval_apart_close(&b->apart);
     free(b->numbers);
     free(b->scratch);
+    free(b->used);
     free(b->lists);
     free(b);
 }
@@ -287,7 +289,9 @@ int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct targe
                 : c->selector == EVAL_BOUND ? TARGET_BOUND
                                             : TARGET_MEAN;
     const struct kern_scorer unweighed = target_scorer_plain(plain, b->c.hidden);
-    struct eval_scores s = {.n_tokens = b->scores.n_tokens, .seed = b->scores.seed};
+    struct eval_scores s = {.n_tokens = b->scores.n_tokens,
+                            .seed = b->scores.seed,
+                            .used = c->settings.drop > 0 ? b->used : NULL};
     int scorer = c->selector == EVAL_OBSERVED && b->n_scorers ? 0 : c->scorer;
     const struct kern_scorer *by = scorer >= 0 ? target_scorer_kern(b->scorer[scorer]) : &unweighed;
     int32_t *to = b->lists + EVAL_MAX_COLUMNS * (size_t)b->n_blocks;

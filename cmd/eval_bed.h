@@ -32,6 +32,7 @@ struct eval_bed {
     /* Of the prompt at hand; [n_blocks] each. */
     int n_blocks; /* capacity */
     float *numbers, *scratch;
+    float *used;    /* what the list of a column was paid, as target_trace_force_used tells */
     int32_t *lists; /* [EVAL_MAX_COLUMNS][n_blocks] */
     struct target_kept kept[EVAL_MAX_COLUMNS];
     struct eval_apart apart;         /* lists of columns that have more; empty: there are none */
@@ -75,7 +76,8 @@ int eval_bed_look(struct eval_bed *b, const int32_t *lead, int n_lead, const int
 int eval_bed_select(struct eval_bed *b, const struct eval_columns *columns, struct err *e);
 
 /* The list of a column selecting anew where the trace stands now: blocks of the prompt by numbers
- * that the newest states ask for, what was generated is read in any case. */
+ * that the newest states ask for, what was generated is read in any case. A column that drops goes
+ * by b->used, too. */
 int eval_bed_again(struct eval_bed *b, const struct eval_column *c, struct target_kept *out,
                    struct err *e);
 

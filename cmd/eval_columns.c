@@ -131,6 +131,7 @@ static int read_numbers(const char *list, const char *name, struct number_word *
 struct part_word {
     char text[24]; /* what a column's name ends with */
     int lists, select2, quarters, size;
+    double drop;
     bool used;
 };
 
@@ -156,11 +157,11 @@ static int part_number(const char *name, const char *word, size_t n, int lo, int
 static int read_parts(const struct eval_wishes *w, struct part_word *out, int *n_out,
                       struct err *e) {
     const struct target_deep *d = &w->deep;
-    const char *const list[] = {w->lists, w->select2, w->quarters, w->sizes};
+    const char *const list[] = {w->lists, w->select2, w->quarters, w->sizes, w->drop};
     const char *word;
     size_t n;
     *n_out = 0;
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 5; kind++) {
         const char *at = list[kind];
         while (next_word(&at, &word, &n)) {
             struct part_word *p = add_part(out, n_out, e);
@@ -175,9 +176,17 @@ static int read_parts(const struct eval_wishes *w, struct part_word *out, int *n
             if (!rc && kind == 3) rc = part_number("sizes", word, n, 16, 128, &p->size, e);
             if (!rc && kind == 3 && p->size != 16 && p->size != 32 && p->size != 128)
                 rc = err_raise(e, E_RANGE, "sizes has %d, allowed are 16, 32 and 128", p->size);
+            if (!rc && kind == 4 &&
+                (!number_real(word, n, &p->drop) || !(p->drop > 0 && p->drop < 1)))
+                rc = err_raise(e, E_RANGE, "drop is '%.*s', allowed is (0, 1)",
+                               (int)(n > 32 ? 32 : n), word);
             if (rc) return rc;
-            behind = kind == 0 ? " by " : kind == 1 ? " from " : kind == 2 ? " q" : " of ";
-            snprintf(p->text, sizeof p->text, "%s%.*s", behind, (int)n, word);
+            behind = kind == 0   ? " by "
+                     : kind == 1 ? " from "
+                     : kind == 2 ? " q"
+                     : kind == 3 ? " of "
+                                 : " again drop ";
+            snprintf(p->text, sizeof p->text, "%s%.*s", behind, (int)(n > 8 ? 8 : n), word);
         }
     }
     return 0;
@@ -187,6 +196,8 @@ static int read_parts(const struct eval_wishes *w, struct part_word *out, int *n
 static bool can_part(const struct eval_wishes *w, const struct part_word *p,
                      enum eval_selector selector, int scorer) {
     bool many = p->lists > TARGET_LISTS_ONE || p->select2 > 0;
+    if (p->drop > 0)
+        return selector == EVAL_OBSERVED || (selector >= EVAL_MEAN && selector <= EVAL_SCORER);
     if (selector == EVAL_OBSERVED) return true;
     if (many) return false;
     return selector == EVAL_MEAN || (selector == EVAL_SCORER && w->measures_quarters[scorer]);
@@ -239,6 +250,9 @@ static int add_column(struct eval_columns *out, const struct eval_wishes *w, con
         wish.lists = s->part->lists;
         wish.select2 = s->part->select2;
         wish.quarters = s->part->quarters;
+        wish.drop = s->part->drop > 0 ? s->part->drop : TARGET_UNSET;
+        /* Its epoch ends where a late fact comes up. */
+        if (s->part->drop > 0) wish.reselect = TARGET_MOST_BLOCKS;
     }
     int rc = target_settings_check(&wish, e);
     if (rc) return rc;
@@ -274,7 +288,9 @@ static int add_selector(struct eval_columns *out, const struct eval_wishes *w, s
                               .keep = &l->keep[i % l->n_keep],
                               .reserve = &l->reserve[i / l->n_keep % l->n_reserve],
                               .smooth = measures ? &l->smooth[i / l->n_keep / l->n_reserve] : NULL,
-                              .anew = recheck || part ? EVAL_ONCE : (enum eval_anew)a,
+                              .anew = part && part->drop > 0 ? EVAL_AGAIN
+                                      : recheck || part      ? EVAL_ONCE
+                                                             : (enum eval_anew)a,
                               .recheck = recheck,
                               .part = part};
             rc = add_column(out, w, &s, e);
@@ -352,7 +368,8 @@ static struct target_view view_of(const struct eval_column *c, const struct eval
                                 .seed = s->seed,
                                 .mass = seen ? numbers : NULL,
                                 .score = seen ? NULL : numbers,
-                                .attention = s->attention};
+                                .attention = s->attention,
+                                .used = s->used};
 }
 
 int eval_column_recheck(const struct eval_column *c, const struct eval_scores *s, float *scratch,

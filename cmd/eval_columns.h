@@ -61,6 +61,9 @@ struct eval_wishes {
     /* And once more each (NULL: not): observed by lists of "layer,head", by a second select layer;
      * those that measure quarters by so many of them, by blocks of selection of 16, 32, 128. */
     const char *lists, *select2, *quarters, *sizes;
+    /* Those of `anew` once more each, selecting anew at a late fact, less such a share of what was
+     * used least until then: ".25,.5". */
+    const char *drop;
     struct target_deep deep;                  /* of the model */
     bool measures_quarters[EVAL_MAX_SCORERS]; /* of each file */
     struct target_settings base;              /* window and floor where given, else unset */
@@ -80,6 +83,7 @@ struct eval_scores {
     const float *observed, *mean, *minmax, *bound, *oracle;
     const float *scorer[EVAL_MAX_SCORERS];
     const float *attention; /* of the blocks that eval_column_recheck names */
+    const float *used; /* what a list's blocks were paid, where some are to be dropped; else NULL */
     const float *mean_quarters, *scorer_quarters[EVAL_MAX_SCORERS]; /* [4] of each block */
 };
 

@@ -63,10 +63,10 @@ static void columns(struct strbuf *b, const struct eval_results *r) {
                           ", \"keep\": %.9g, \"keep_blocks\": %d, \"min_blocks\": %d, "
                           "\"window_blocks\": %d, \"reserve\": %.9g, \"smooth\": %.9g, "
                           "\"selects\": \"%s\", \"lists\": \"%s\", \"select2\": %d, "
-                          "\"quarters\": %d, \"block_tokens\": %d",
+                          "\"quarters\": %d, \"block_tokens\": %d, \"drop\": %.9g",
                           s->keep, s->keep_blocks, s->min_blocks, s->window_blocks, s->reserve,
                           s->smooth, anew[col->anew], target_lists_name(s->lists), s->select2,
-                          s->quarters, col->size ? col->size : TARGET_BLOCK);
+                          s->quarters, col->size ? col->size : TARGET_BLOCK, s->drop);
         strbuf_append_str(b, "}");
     }
     strbuf_append_str(b, "\n]");

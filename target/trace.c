@@ -516,22 +516,43 @@ static int tell(struct target_trace *t, int n, bool has_first, float *nll, int32
     return rc;
 }
 
-int target_trace_force(struct target_trace *t, const int32_t *ids, int n,
-                       const struct target_kept *kept, float *nll, int32_t *argmax, struct err *e) {
+static int force(struct target_trace *t, const int32_t *ids, int n, const struct target_kept *kept,
+                 bool look, float *nll, int32_t *argmax, struct err *e) {
     int rc = check_room(t, ids, n, e);
     for (int at = 0; !rc && at < n;) {
         int take = n - at < TARGET_TRACE_LOOK ? n - at : TARGET_TRACE_LOOK;
         bool has_first = t->has_last;
-        rc =
-            run(t,
-                &(struct rows){
-                    .ids = ids + at, .n = take, .first_mark = take, .kept = kept, .n_logits = take},
-                e);
+        rc = run(t,
+                 &(struct rows){.ids = ids + at,
+                                .n = take,
+                                .first_mark = look ? 0 : take,
+                                .kept = kept,
+                                .n_logits = take},
+                 e);
         if (!rc && (nll || argmax))
             rc = tell(t, take, has_first, nll ? nll + at : NULL, argmax ? argmax + at : NULL, e);
         if (!rc) rc = keep_last(t, take, e);
         at += take;
     }
+    return rc;
+}
+
+int target_trace_force(struct target_trace *t, const int32_t *ids, int n,
+                       const struct target_kept *kept, float *nll, int32_t *argmax, struct err *e) {
+    return force(t, ids, n, kept, false, nll, argmax, e);
+}
+
+/* A list's entries stay where they are while blocks join behind it, and masses of later passes
+ * raise those of earlier ones. */
+int target_trace_force_used(struct target_trace *t, const int32_t *ids, int n,
+                            const struct target_kept *kept, float *used, struct err *e) {
+    ASSERT(kept && !target__trace_is_apart(kept));
+    int rc = clear_mass(t, false, e);
+    if (!rc) rc = force(t, ids, n, kept, true, NULL, NULL, e);
+    if (!rc) rc = fetch_mass(t, (size_t)kept->n, e);
+    for (int i = 0; i < kept->n_blocks; i++) used[i] = NAN;
+    for (int i = 0; i < kept->n && !rc; i++)
+        used[kept->block[i]] = ((const float *)t->seen.host)[i];
     return rc;
 }
 

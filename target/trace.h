@@ -110,6 +110,12 @@ struct target_kept {
 int target_trace_force(struct target_trace *t, const int32_t *ids, int n,
                        const struct target_kept *kept, float *nll, int32_t *argmax, struct err *e);
 
+/* The same through a list of whole blocks, with what the rows pay to it: used[kept->n_blocks] gets,
+ * of the blocks in the list, the most that a head of a deep layer pays to it in one of the rows,
+ * NaN of others; what `drop` goes by (docs/sparsity.md). */
+int target_trace_force_used(struct target_trace *t, const int32_t *ids, int n,
+                            const struct target_kept *kept, float *used, struct err *e);
+
 /* Draw greedily, up to n tokens or the first of stop[n_stop], into out[n]; *n_out without the stop
  * token. The last token drawn is not appended (force it to go on). */
 int target_trace_generate(struct target_trace *t, int n, const struct target_kept *kept,

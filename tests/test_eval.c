@@ -252,7 +252,7 @@ static void test_eval_columns(void) {
 /* A model of two deep layers with two KV heads, a prompt of 100 blocks: the j-th quarter of layer
  * l's head h measures by a number that tells which it is. */
 static void test_eval_apart(void) {
-    static const char *const bad[] = {"heads", "0", "4", "64"};
+    static const char *const bad[] = {"heads", "0", "4", "64", "1.5"};
     static struct eval_columns c;
     struct eval_wishes w = {.selectors = "observed,recent",
                             .keep_blocks = "12",
@@ -341,7 +341,8 @@ static void test_eval_apart(void) {
     assert_int_equal(eval_apart_select(&a, 3, &c.at[3], &s, &k), 0);
     eval_apart_close(&a);
 
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
+        w.drop = i == 4 ? bad[i] : NULL;
         w.lists = i == 0 ? bad[i] : NULL;
         w.select2 = i == 1 ? bad[i] : NULL;
         w.quarters = i == 2 ? bad[i] : NULL;

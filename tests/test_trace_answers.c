@@ -3,6 +3,7 @@
  * without tokens forced in front, until stop tokens; afterwards the trace stands where it stood.
  * The model is tiny, random and peaked (tests/tiny_model.h), so that a wrong page changes tokens.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -186,6 +187,48 @@ static void test_trace_seen_apart(void) {
     bed_close(&b);
 }
 
+/* What answer rows pay to their list: of two passes the most of either, of everything what the same
+ * rows pay as a prompt's, but for rounding; and looking changes nothing. */
+static void test_trace_used(void) {
+    static const int32_t some[] = {0, 2, 5, 6}, all[] = {0, 1, 2, 3, 4, 5, 6};
+    static int32_t ids[MOST];
+    struct bed b = bed_open(64, false);
+    struct target_kept list = {.block = some, .n = 4, .n_blocks = 7};
+    const float *mass;
+    float seen[9], used[7], first[7], second[7], nll[2][10];
+    struct err e = {0};
+    int n = 447, n_first = 64, n_rows = 100;
+    text(6, ids, MOST);
+    assert_ok(target_trace_prompt(b.t, ids, n, 0, NULL, &e), e);
+    assert_ok(target_trace_force_used(b.t, ids + n, n_rows, &list, used, &e), e);
+    assert_ok(target_trace_force(b.t, ids + n + n_rows, 10, &list, nll[0], NULL, &e), e);
+    assert_ok(target_trace_rewind(b.t, n, &e), e);
+    assert_ok(target_trace_force(b.t, ids + n, n_rows, &list, NULL, NULL, &e), e);
+    assert_ok(target_trace_force(b.t, ids + n + n_rows, 10, &list, nll[1], NULL, &e), e);
+    assert_memory_equal(nll[0], nll[1], sizeof nll[0]);
+    assert_ok(target_trace_rewind(b.t, n, &e), e);
+    assert_ok(target_trace_force_used(b.t, ids + n, n_first, &list, first, &e), e);
+    assert_ok(target_trace_force_used(b.t, ids + n + n_first, n_rows - n_first, &list, second, &e),
+              e);
+    int n_listed = 0, n_second = 0;
+    for (int i = 0; i < 7; i++) {
+        bool listed = n_listed < 4 && some[n_listed] == i;
+        n_listed += listed;
+        if (!listed) assert_true(isnan(used[i]));
+        else assert_true(used[i] == fmaxf(first[i], second[i]) && used[i] > 0);
+        n_second += listed && second[i] > first[i];
+    }
+    assert_true(n_second > 0 && n_second < 4);
+    list = (struct target_kept){.block = all, .n = 7, .n_blocks = 7};
+    assert_ok(target_trace_rewind(b.t, n, &e), e);
+    assert_ok(target_trace_force_used(b.t, ids + n, 40, &list, used, &e), e);
+    assert_ok(target_trace_rewind(b.t, n, &e), e);
+    assert_ok(target_trace_prompt(b.t, ids + n, 40, 40, &mass, &e), e);
+    memcpy(seen, mass, sizeof seen[0] * 7);
+    for (int i = 0; i < 7; i++) assert_near(used[i], seen[i], .02 * (double)seen[i] + 1e-4);
+    bed_close(&b);
+}
+
 static void test_trace_answers_stop(void) {
     struct bed b = bed_open(64, false);
     int32_t stop[128];
@@ -217,6 +260,7 @@ const struct test tests[] = {
     {"trace_answers_apart_are_each_alone", TEST_QUICK, 60000,
      test_trace_answers_apart_are_each_alone},
     {"trace_seen_apart", TEST_QUICK, 20000, test_trace_seen_apart},
+    {"trace_used", TEST_QUICK, 20000, test_trace_used},
     {"trace_answers_stop", TEST_QUICK, 60000, test_trace_answers_stop},
     {"trace_answers_room", TEST_QUICK, 20000, test_trace_answers_room},
     {0},
