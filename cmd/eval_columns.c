@@ -185,7 +185,7 @@ static int read_parts(const struct eval_wishes *w, struct part_word *out, int *n
                      : kind == 1 ? " from "
                      : kind == 2 ? " q"
                      : kind == 3 ? " of "
-                                 : " again drop ";
+                                 : " drop ";
             snprintf(p->text, sizeof p->text, "%s%.*s", behind, (int)(n > 8 ? 8 : n), word);
         }
     }

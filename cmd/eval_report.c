@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "cmd/eval_svg.h"
 
-enum { NAME = 22 };
+enum { NAME = 32 };
 
 static int n_kept_mean(const int *kept, size_t stride, int n) {
     double sum = 0;
