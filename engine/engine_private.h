@@ -156,6 +156,8 @@ struct engine_request {
     uint64_t list_id; /* of the epoch's lists, nobody else's */
     bool has_quarters;
     uint64_t n_left; /* positions that they leave out, summed over deep layers and KV heads */
+    struct kvpool_walk place; /* along its prompt's cached blocks, behind n_placed tokens */
+    int n_placed;
     struct target_epoch epoch;
     bool wants_selection, wants_wide; /* before its next pass */
     bool counts_more;                 /* its penalty counts hold tokens that were not committed */

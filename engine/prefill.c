@@ -79,22 +79,32 @@ static struct kvpool_walk walk_of(const struct engine_request *r) {
         .salt = engine__prefill_salt(r), .conversation = engine__sparse_owner(r), .node = -1};
 }
 
-/* Along the blocks of its prompt to `to`, where `at` were passed; false: not all are cached. */
+/* Along the blocks of its prompt to `to`, *at tokens of which were passed; false: not all are
+ * cached. */
 static bool walk_to(const struct engine *g, const struct engine_request *r, struct kvpool_walk *w,
-                    int at, int to) {
-    for (; at < to; at += KVPOOL_BLOCK)
-        if (!kvpool_walk_next(g->pool, w, r->ids + at)) return false;
+                    int *at, int to) {
+    for (; *at < to; *at += KVPOOL_BLOCK)
+        if (!kvpool_walk_next(g->pool, w, r->ids + *at)) return false;
     return true;
 }
 
+/* The block of its prompt that ends at `to`, as r->place; false: not all up to it are cached. Goes
+ * on from where the last call came to, so that a prompt is walked once and not once a border. */
+static bool reach(const struct engine *g, struct engine_request *r, int to) {
+    if (r->n_placed == 0 || r->n_placed > to || !kvpool_walk_holds(g->pool, &r->place)) {
+        r->place = walk_of(r);
+        r->n_placed = 0;
+    }
+    return walk_to(g, r, &r->place, &r->n_placed, to);
+}
+
 /* A prompt whose blocks the full cache did not take needs no list: nobody will find its pages. */
-static void remember(struct engine *g, const struct engine_request *r, int border) {
+static void remember(struct engine *g, struct engine_request *r, int border) {
     bool found;
-    struct kvpool_walk w = walk_of(r);
-    if (!g->known.entry || !walk_to(g, r, &w, 0, border)) return;
-    size_t i = place_of(g, w.serial, &found);
+    if (!g->known.entry || !reach(g, r, border)) return;
+    size_t i = place_of(g, r->place.serial, &found);
     uint64_t *bits = bits_of(g, i);
-    g->known.entry[i].serial = w.serial;
+    g->known.entry[i].serial = r->place.serial;
     g->known.entry[i].used = ++g->known.clock;
     memset(bits, 0, n_words(&g->sizes) * sizeof *bits);
     for (int k = 0; k < r->n_kept; k++)
@@ -103,9 +113,8 @@ static void remember(struct engine *g, const struct engine_request *r, int borde
 
 static bool recall(struct engine *g, struct engine_request *r, int border) {
     bool found;
-    struct kvpool_walk w = walk_of(r);
-    if (!walk_to(g, r, &w, 0, border)) return false;
-    size_t i = place_of(g, w.serial, &found);
+    if (!reach(g, r, border)) return false;
+    size_t i = place_of(g, r->place.serial, &found);
     const uint64_t *bits = bits_of(g, i);
     if (!found) return false;
     g->known.entry[i].used = ++g->known.clock;
@@ -133,10 +142,10 @@ int engine__prefill_hit(const struct engine *g, const struct engine_request *r, 
     struct kvpool_walk w = walk_of(r);
     if (r->prefill_law == 0 || !by_states(r) || most < first) return most;
     /* A block before each border is computed anew, which fills the ring of states. */
-    int n = first - KVPOOL_BLOCK;
+    int n = first - KVPOOL_BLOCK, at = 0;
     for (; border + chunk <= most; border += chunk) {
         int next = border + chunk;
-        if (!walk_to(g, r, &w, border, next)) break;
+        if (!walk_to(g, r, &w, &at, next)) break;
         if (next < first || (target_prefill_selects(&r->sparse, next) && !is_known(g, w.serial)))
             continue;
         n = next + chunk - KVPOOL_BLOCK;

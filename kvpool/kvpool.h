@@ -194,7 +194,8 @@ void kvpool_seq_register(struct kvpool *p, int seq, const int32_t *tokens, int n
                          enum kvpool_origin origin);
 
 /* A walk along the cached blocks of a prompt as kvpool_seq_open would find them, for what its
- * caller knows of them. Begin with node -1; valid until the pool changes. */
+ * caller knows of them. Begin with node -1; where the pool has changed since, ask
+ * kvpool_walk_holds. */
 struct kvpool_walk {
     uint64_t salt, conversation;
     int32_t node;
@@ -203,6 +204,8 @@ struct kvpool_walk {
 /* Step to the block of the next tokens[KVPOOL_BLOCK]; false: it is not cached. Blocks are compared
  * token by token: an equal serial is an equal text from the prompt's first token on. */
 bool kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32_t *tokens);
+/* Is the block that it came to cached still, and so all before it? Then it can go on. */
+bool kvpool_walk_holds(const struct kvpool *p, const struct kvpool_walk *w);
 
 /* Close: references dropped, reservation returned; pages that the cache holds stay cached. */
 void kvpool_seq_close(struct kvpool *p, int seq);

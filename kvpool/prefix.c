@@ -85,6 +85,11 @@ bool kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32
     return true;
 }
 
+/* What is forgotten takes all behind it along. */
+bool kvpool_walk_holds(const struct kvpool *p, const struct kvpool_walk *w) {
+    return w->node < 0 || p->nodes[w->node].serial == w->serial;
+}
+
 /* ---- Order of last use: every node that holds an unused page, youngest first ---- */
 
 static struct list *lru_of(struct kvpool *p, const struct prefix_node *n) {

@@ -46,6 +46,32 @@ static void test_kvpool_hit_rounding(void) {
     kvpool_close(p);
 }
 
+/* A walk can go on until what it came to is forgotten, also where the place is another's since. */
+static void test_kvpool_walks(void) {
+    struct kvpool_options o = options(0, 1, 1, 1024);
+    struct kvpool *p = open_pool(&o);
+    int32_t t[192], other[192];
+    fill(t, 192, 0);
+    fill(other, 192, 5000);
+    assert_int_equal(serve(p, t, 128, false, 0), 0);
+    struct kvpool_walk first = {.node = -1}, w;
+    assert_true(kvpool_walk_next(p, &first, t));
+    w = first;
+    assert_true(kvpool_walk_next(p, &w, t + 64));
+    assert_false(kvpool_walk_next(p, &w, t + 128));
+    assert_int_equal(serve(p, t, 192, false, 0), 128); /* one block more */
+    assert_true(kvpool_walk_holds(p, &w));
+    assert_true(kvpool_walk_next(p, &w, t + 128));
+    kvpool_cache_clear(p);
+    assert_false(kvpool_walk_holds(p, &w));
+    assert_false(kvpool_walk_holds(p, &first));
+    assert_int_equal(serve(p, other, 192, false, 0), 0);
+    assert_int_equal(serve(p, t, 192, false, 0), 0);
+    assert_false(kvpool_walk_holds(p, &w));
+    assert_false(kvpool_walk_holds(p, &first));
+    kvpool_close(p);
+}
+
 static void test_kvpool_collisions(void) {
     struct kvpool_options o = options(0, 1, 1, 1024);
     struct kvpool *p = open_pool(&o);
@@ -67,7 +93,9 @@ static void test_kvpool_collisions(void) {
             for (int k = 0; k < i; k++)
                 assert_true((serial[k][b] == w.serial) == (b == 0 && k / 2 == i / 2));
         }
+        assert_true(kvpool_walk_holds(p, &w));
         assert_false(kvpool_walk_next(p, &w, t[i] + 64)); /* another text */
+        assert_true(kvpool_walk_holds(p, &w) && kvpool_walk_holds(p, &other));
         assert_false(kvpool_walk_next(p, &other, t[i]));
     }
     /* The same block text behind another block is another block. */
@@ -381,6 +409,7 @@ static void test_kvpool_states(void) {
 
 const struct test tests[] = {
     {"kvpool_hit_rounding", TEST_QUICK, 5000, test_kvpool_hit_rounding},
+    {"kvpool_walks", TEST_QUICK, 5000, test_kvpool_walks},
     {"kvpool_collisions", TEST_QUICK, 5000, test_kvpool_collisions},
     {"kvpool_lru_order", TEST_QUICK, 5000, test_kvpool_lru_order},
     {"kvpool_lru_foreign_parent", TEST_QUICK, 5000, test_kvpool_lru_foreign_parent},

@@ -5,6 +5,7 @@
  * and prompts are shared under the very same law alone. */
 #include "tests/epoch_bed.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -402,6 +403,38 @@ static void test_prefill_shared(void) {
     epoch_assert_same(&r, &want, "second turn");
 }
 
+/* Steps along cached blocks, of everybody. */
+static atomic_int n_steps;
+bool __real_kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32_t *tokens);
+bool __wrap_kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32_t *tokens);
+bool __wrap_kvpool_walk_next(const struct kvpool *p, struct kvpool_walk *w, const int32_t *tokens) {
+    n_steps++;
+    return __real_kvpool_walk_next(p, w, tokens);
+}
+
+/* However many borders a prompt has, its blocks are walked once, and twice at its admission. */
+static void test_prefill_walks_once(void) {
+    enum { LENGTH = 1090, N_BLOCKS = LENGTH / 64 };
+    static struct epoch_record r;
+    struct target_settings of = prefill_settings(TARGET_MEAN, 3);
+    struct engine_options o;
+    struct engine_submit_options s;
+    of.prefill_chunk = 64;
+    of.prefill_dense = 0;
+    epoch_options(&o);
+    struct engine *g = epoch_open(&o, &r);
+    for (int pass = 0; pass < 2; pass++) {
+        epoch_request(0, LENGTH, 2, &r, &s);
+        s.sparse = &of;
+        n_steps = 0;
+        epoch_run(g, &s, &r);
+        assert_int_equal(r.n_cached >= LENGTH - 32 - 63, pass);
+        assert_in_range(n_steps, N_BLOCKS - 1, 3 * N_BLOCKS + 3);
+    }
+    tiny_assert_pool_whole(g);
+    engine_close(g);
+}
+
 /* More lists than are remembered: of a cached prompt as much is taken as can be gone on from, in
  * one go or after a second look, and what comes out is the same. */
 static void test_prefill_forgotten(void) {
@@ -510,6 +543,7 @@ const struct test tests[] = {
     {"prefill_shared", TEST_QUICK, 60000, test_prefill_shared},
     /* Full: it takes more lists than the table holds; sanitizers see the same calls in `shared`. */
     {"prefill_forgotten", TEST_FULL, 120000, test_prefill_forgotten},
+    {"prefill_walks_once", TEST_QUICK, 20000, test_prefill_walks_once},
     {"prefill_refused", TEST_QUICK, 20000, test_prefill_refused},
     {0},
 };
