@@ -626,7 +626,8 @@ int cmd_chat(int argc, char **argv) {
          "compute earlier answers anew as prompts instead of reusing their cache", NULL},
         {OPTION_FLAG, "quiet", NULL, 'q', &c.quiet, NULL, 0, 0, "the answer alone", NULL},
         REQUEST_SPECULATION_FLAGS(&s),
-        SPARSITY_FLAGS(&sparsity, "the server's"),
+        SPARSITY_FLAGS(&sparsity, "Sparse reading (what is not given: the server's, else the default)",
+                       "the server's"),
         SAMPLING_FLAGS(&s),
         {0},
     };

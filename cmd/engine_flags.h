@@ -47,7 +47,7 @@ struct engine_flags {
      "propose what followed the newest tokens earlier in prompt or answer (--no-lookup)", "on"},   \
     {OPTION_STRING, "coupling", NULL, 0, &(f)->coupling, "NAME", 0, 0,                             \
      "where chance decides: lossless keeps its law, gumbel the very text of a seed", "lossless"},  \
-    SPARSITY_FLAGS(&(f)->sparsity, "off"),                                                         \
+    SPARSITY_FLAGS(&(f)->sparsity, "Sparse reading", "off"),                                       \
     {OPTION_STRING, "scorer", NULL, 0, &(f)->o.scorer_path, "FILE", 0, 0,                          \
      "trained scorer of blocks for this model (tandem distill): --sparse scorer", "none"},         \
     {OPTION_INT, "select-layer", NULL, 0, &(f)->o.select_layer, "N", 0, 1024,                      \

@@ -17,8 +17,8 @@ struct sparsity_flags {
 
 /* Rows for an option table. */
 /* clang-format off */
-#define SPARSITY_FLAGS(f, otherwise)                                                               \
-    {OPTION_GROUP, "Sparse reading", NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                       \
+#define SPARSITY_FLAGS(f, title, otherwise)                                                        \
+    {OPTION_GROUP, title, NULL, 0, NULL, NULL, 0, 0, NULL, NULL},                                  \
     {OPTION_STRING, "sparse", NULL, 0, &(f)->selector, "NAME", 0, 0,                               \
      "deep layers read part of the context, chosen by: observed (attention of the prompt's end), " \
      "scorer (--scorer), mean, minmax, bound (of states), recent, random; all, off", otherwise},   \
