@@ -30,218 +30,6 @@ struct rows {
     int n_logits; /* of the last rows */
 };
 
-static int vocab_of(const struct target_trace *t) {
-    return t->c->n_head;
-}
-
-static int n_deep(const struct target_trace *t) {
-    return t->c->n_layers - t->o.select_layer;
-}
-
-static size_t mass_floats(const struct target_trace *t) {
-    size_t lines = t->o.heads ? (size_t)n_deep(t) * (size_t)t->c->n_heads : 1;
-    return lines * (size_t)t->n_blocks;
-}
-
-/* Lists, or lines of masses, of those that may have their own. */
-static size_t n_apart(const struct target_trace *t) {
-    return t->o.apart ? (size_t)n_deep(t) * (size_t)t->c->n_kv_heads : 0;
-}
-
-static size_t quarter_floats(const struct target_trace *t) {
-    return n_apart(t) * (size_t)t->n_blocks * TARGET_QUARTERS;
-}
-
-/* ---- Opening ---- */
-
-struct model_caps target_trace_caps(const struct target_trace_options *o) {
-    return (struct model_caps){.max_rows = o->max_rows ? o->max_rows : TARGET_TRACE_ROWS,
-                               .max_seqs = o->max_answers > 1 ? o->max_answers : 1,
-                               .max_blocks = target_n_blocks(o->max_tokens),
-                               .max_logits = TARGET_TRACE_LOOK};
-}
-
-static int check(const struct target_trace_options *o, const struct model *m, struct err *e) {
-    const struct model_config *c = model_get_config(m);
-    if (o->max_tokens < 1 || o->max_tokens > c->context)
-        return err_raise(e, E_RANGE, "a trace of %d tokens: the model's context is %d",
-                         o->max_tokens, c->context);
-    if (o->max_rows && (o->max_rows < TARGET_TRACE_LOOK || o->max_rows > KERN_MAX_ROWS))
-        return err_raise(e, E_RANGE, "%d rows a pass: %d to %d are allowed", o->max_rows,
-                         TARGET_TRACE_LOOK, KERN_MAX_ROWS);
-    if (o->select_layer < 0 || o->select_layer >= c->n_layers)
-        return err_raise(e, E_RANGE, "select layer %d: the model has layers 0 to %d",
-                         o->select_layer, c->n_layers - 1);
-    if (o->n_taps < 0 || o->n_taps > MODEL_MAX_TAPS)
-        return err_raise(e, E_RANGE, "states of %d layers: 0 to %d are allowed", o->n_taps,
-                         MODEL_MAX_TAPS);
-    if (o->max_answers < 0 || o->max_answers > TARGET_TRACE_LOOK || o->max_answer_tokens < 0 ||
-        o->max_answer_tokens > o->max_tokens)
-        return err_raise(e, E_RANGE,
-                         "%d answers of %d tokens at once: 0 to %d of 0 to %d are allowed",
-                         o->max_answers, o->max_answer_tokens, TARGET_TRACE_LOOK, o->max_tokens);
-    for (int i = 0; i < o->n_taps; i++)
-        if (o->tap_layer[i] < 0 || o->tap_layer[i] >= c->n_layers)
-            return err_raise(e, E_RANGE, "states of layer %d: the model has layers 0 to %d",
-                             o->tap_layer[i], c->n_layers - 1);
-    if (model_head_ids(m))
-        return err_raise(e, E_UNSUPPORTED, "%s is a draft: its head has %d of %d tokens", c->name,
-                         c->n_head, c->vocab);
-    return 0;
-}
-
-static int check_apart(const struct target_trace_options *o, const struct model_config *c,
-                       const struct kern *k, struct err *e) {
-    struct kern_device_info info;
-    int most = KERN_MAX_LISTS / c->n_kv_heads;
-    if (!o->apart) return 0;
-    ASSERT(o->heads);
-    k->ops->info(k, &info);
-    if (!info.quarters)
-        return err_raise(e, E_UNSUPPORTED, "quarters of blocks: %s reads whole blocks alone",
-                         info.name);
-    if (o->max_answers > most)
-        return err_raise(e, E_RANGE,
-                         "%d answers at once with lists of %d KV heads each: %d are allowed",
-                         o->max_answers, c->n_kv_heads, most);
-    return 0;
-}
-
-static void layout_groups(struct target_trace *t) {
-    const struct model_config *c = t->c;
-    int s = t->o.select_layer;
-    t->n_groups = s ? 2 : 1;
-    for (int g = 0; g < t->n_groups; g++) {
-        bool deep = g == t->n_groups - 1;
-        t->group_first[g] = deep ? s : 0;
-        t->group_layers[g] = deep ? c->n_layers - s : s;
-        t->page_bytes[g] =
-            align_up(model_kv_offset(c, t->group_layers[g], false, t->o.kv_dtype), TRACE_PAGE_UNIT);
-    }
-}
-
-static struct kern_plane plane_of(const struct target_trace *t, int tap) {
-    return (struct kern_plane){.base =
-                                   t->planes + (size_t)tap * (size_t)t->n_blocks * t->plane_stride,
-                               .page_stride = t->plane_stride,
-                               .cols = t->c->hidden,
-                               .has_first = t->o.has_first,
-                               .has_minmax = t->o.has_minmax,
-                               .has_spread = t->o.has_spread};
-}
-
-/* Every pointer into the two blocks, or their sizes. All counts are bounded: tokens by
- * MODEL_MAX_CONTEXT, layers, heads and width by the model's config; 2^24 tokens of 256 layers of
- * 65,536 floats are 2^50. */
-static void layout(struct target_trace *t, struct model_carve *c) {
-    struct model_caps caps = target_trace_caps(&t->o);
-    size_t h = (size_t)t->c->hidden, blocks = (size_t)t->n_blocks, taps = (size_t)t->o.n_taps;
-    size_t vocab = (size_t)vocab_of(t), f = sizeof(float), look = TARGET_TRACE_LOOK;
-    model_batch_arrays(&t->batch, c, &caps, t->n_groups);
-    model_carve_array(c, &t->note, 1, sizeof(struct kern_note));
-    model_carve_array(c, &t->params, look, sizeof(struct kern_sample));
-    model_carve_array(c, &t->recent, look, sizeof(int32_t));
-    model_carve_array(c, &t->mark, (size_t)caps.max_rows, sizeof(int32_t));
-    model_batch_lists(&t->batch, c);
-    model_batch_own(&t->batch, c, t->n_groups - 1, t->o.apart ? n_deep(t) : 0, t->c->n_kv_heads,
-                    t->o.apart);
-    model_carve_array(c, &t->sampled, look, sizeof(struct kern_sampled));
-    model_carve_array(c, &t->seen, mass_floats(t), f);
-    model_carve_array(c, &t->seen_quarters, quarter_floats(t), f);
-    t->mass = t->seen.dev;
-    t->quarter_mass = t->seen_quarters.dev;
-    size_t zeros = quarter_floats(t) > mass_floats(t) ? quarter_floats(t) : mass_floats(t);
-    t->no_mass = model_carve_dev(c, zeros * f);
-    for (int g = 0; g < t->n_groups; g++)
-        t->pages[g] = model_carve_host(c, blocks * sizeof *t->pages[g]);
-    for (int g = 0; g < t->n_groups; g++)
-        t->answer_pages[g] = model_carve_host(c, blocks * sizeof *t->answer_pages[g]);
-    t->read = model_carve_host(c, blocks * sizeof *t->read);
-    t->quarters = model_carve_host(c, blocks * sizeof *t->quarters);
-    t->identity = model_carve_dev(c, blocks * sizeof *t->identity);
-    t->states = model_carve_dev(c, taps * (size_t)t->o.max_tokens * h * f);
-    const struct kern_plane plane = plane_of(t, 0);
-    t->plane_stride = align_up(kern_plane_bytes(&plane), KERN_ACT_ALIGN);
-    t->planes = model_carve_dev(c, taps * blocks * t->plane_stride);
-    t->rings = model_carve_dev(c, taps * KERN_STATE_QUERIES * h * f);
-    t->logits = model_carve_dev(c, (1 + look) * vocab * f);
-    t->prompt_logits = model_carve_dev(c, vocab * f);
-    t->no_history = model_carve_dev(c, vocab * sizeof *t->no_history);
-    t->sample_scratch =
-        model_carve_dev(c, t->k->ops->sample_scratch_bytes(t->k, TARGET_TRACE_LOOK, vocab_of(t)));
-}
-
-static int fill_pages(struct target_trace *t, struct err *e) {
-    for (int g = 0; g < t->n_groups; g++)
-        for (int b = 0; b < t->n_blocks; b++)
-            t->pages[g][b] = (int32_t)((size_t)b * (t->page_bytes[g] / TRACE_PAGE_UNIT));
-    for (int b = 0; b < t->n_blocks; b++) t->read[b] = b;
-    int rc =
-        t->k->ops->upload(t->k, t->identity, t->read, (size_t)t->n_blocks * sizeof *t->identity, e);
-    return rc ? rc : model_batch_init(&t->batch, t->k, e);
-}
-
-static int reserve(struct target_trace *t, struct err *e) {
-    const struct kern_ops *ops = t->k->ops;
-    struct model_carve c = {0};
-    size_t kv = 0, at[TRACE_GROUPS];
-    size_t blocks = (size_t)t->n_blocks + (size_t)t->o.max_answers * (size_t)t->answer_tail;
-    for (int g = 0; g < t->n_groups; g++) {
-        at[g] = kv;
-        kv += blocks * t->page_bytes[g];
-        if (blocks * (t->page_bytes[g] / TRACE_PAGE_UNIT) > INT32_MAX)
-            return err_raise(e, E_RANGE, "a trace of %d tokens needs more pages than ids go",
-                             t->o.max_tokens);
-    }
-    layout(t, &c);
-    t->bytes = kv + c.dev_used;
-    int rc = ops->reserve(t->k, kv, &t->arena, e);
-    if (!rc) rc = ops->reserve(t->k, c.dev_used, &t->block, e);
-    if (!rc) rc = ops->host_reserve(t->k, c.host_used, &t->host_block, e);
-    if (rc) return err_prefix(e, rc, "a trace of %d tokens (%zu bytes)", t->o.max_tokens, t->bytes);
-    c = (struct model_carve){.host = t->host_block, .dev = t->block};
-    layout(t, &c);
-    for (int g = 0; g < t->n_groups; g++) t->group_arena[g] = (uint8_t *)t->arena + at[g];
-    return fill_pages(t, e);
-}
-
-int target_trace_open(struct target_trace **out, const struct target_trace_options *o,
-                      struct model *m, struct kern *k, struct err *e) {
-    int rc = check(o, m, e);
-    if (!rc) rc = check_apart(o, model_get_config(m), k, e);
-    if (rc) return rc;
-    struct target_trace *t = calloc(1, sizeof *t);
-    if (!t) return err_raise(e, E_NOMEM, "no memory for a trace");
-    t->o = *o;
-    t->m = m;
-    t->k = k;
-    t->c = model_get_config(m);
-    t->n_blocks = target_n_blocks(o->max_tokens);
-    /* An answer begins anywhere in a block. */
-    t->answer_tail = target_n_blocks(o->max_answer_tokens + TARGET_BLOCK - 1);
-    t->prompt_end = -1;
-    layout_groups(t);
-    rc = reserve(t, e);
-    if (rc) target_trace_close(t);
-    else *out = t;
-    return rc;
-}
-
-void target_trace_close(struct target_trace *t) {
-    if (!t) return;
-    const struct kern_ops *ops = t->k->ops;
-    ops->sync(t->k, NULL);
-    ops->unreserve(t->k, t->arena);
-    ops->unreserve(t->k, t->block);
-    ops->unreserve(t->k, t->score_scratch);
-    ops->host_unreserve(t->k, t->host_block);
-    free(t);
-}
-
-size_t target_trace_bytes(const struct target_trace *t) {
-    return t->bytes + t->score_scratch_bytes;
-}
-
 int target_trace_n_tokens(const struct target_trace *t) {
     return t->n_tokens;
 }
@@ -329,7 +117,7 @@ static float *ring_of(const struct target_trace *t, int tap) {
 /* By the note that is in the backend. */
 static int note(struct target_trace *t, struct err *e) {
     for (int i = 0; i < t->o.n_taps; i++) {
-        struct kern_plane p = plane_of(t, i);
+        struct kern_plane p = trace_plane_of(t, i);
         int rc = t->k->ops->note_states(t->k, 1, t->note.dev, states_of(t, i), &p, t->identity,
                                         t->n_blocks, ring_of(t, i));
         if (rc) return err_raise(e, rc, "noting states of layer %d failed", t->o.tap_layer[i]);
@@ -377,8 +165,8 @@ static int run(struct target_trace *t, const struct rows *r, struct err *e) {
     rc = model_batch_finish(&t->batch, t->k, &t->mark, r->n, sizeof(int32_t), NULL, &p, e);
     if (rc) return rc;
     set_groups(t, r, &p);
-    p.logits = t->logits + (size_t)vocab_of(t);
-    p.logits_stride = (size_t)vocab_of(t);
+    p.logits = t->logits + (size_t)trace_vocab_of(t);
+    p.logits_stride = (size_t)trace_vocab_of(t);
     rc = model_forward(t->m, &p, e);
     if (!rc) rc = note(t, e);
     t->n_tokens += r->n;
@@ -393,7 +181,7 @@ static int copy(struct target_trace *t, void *dst, const void *src, size_t bytes
 
 /* Row i of a pass's n_logits rows predicts what comes next. */
 static int keep_last(struct target_trace *t, int n_logits, struct err *e) {
-    size_t vocab = (size_t)vocab_of(t);
+    size_t vocab = (size_t)trace_vocab_of(t);
     t->has_last = true;
     return copy(t, t->logits, t->logits + (size_t)n_logits * vocab, vocab * sizeof(float), e);
 }
@@ -418,10 +206,10 @@ static int check_room(const struct target_trace *t, const int32_t *ids, int n, s
 
 /* Nothing was looked at yet. */
 static int clear_mass(struct target_trace *t, bool apart, struct err *e) {
-    size_t n = apart ? n_apart(t) : 1;
+    size_t n = apart ? trace_n_apart(t) : 1;
     int rc = copy(t, t->mass, t->no_mass, n * (size_t)t->n_blocks * sizeof(float), e);
     if (rc || !apart) return rc;
-    return copy(t, t->quarter_mass, t->no_mass, quarter_floats(t) * sizeof(float), e);
+    return copy(t, t->quarter_mass, t->no_mass, trace_quarter_floats(t) * sizeof(float), e);
 }
 
 static int prompt(struct target_trace *t, const int32_t *ids, int n, int n_look, bool apart,
@@ -443,13 +231,14 @@ static int prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
         at = end;
     }
     if (!rc) rc = keep_last(t, 1, e);
-    if (!rc) rc = copy(t, t->prompt_logits, t->logits, (size_t)vocab_of(t) * sizeof(float), e);
+    if (!rc)
+        rc = copy(t, t->prompt_logits, t->logits, (size_t)trace_vocab_of(t) * sizeof(float), e);
     t->prompt_end = t->n_tokens;
     if (rc || n_look == 0) return rc;
-    rc = fetch_mass(t, (apart ? n_apart(t) : 1) * (size_t)t->n_blocks, e);
+    rc = fetch_mass(t, (apart ? trace_n_apart(t) : 1) * (size_t)t->n_blocks, e);
     if (rc || !apart) return rc;
     return t->k->ops->download(t->k, t->seen_quarters.host, t->quarter_mass,
-                               quarter_floats(t) * sizeof(float), e);
+                               trace_quarter_floats(t) * sizeof(float), e);
 }
 
 int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
@@ -466,7 +255,7 @@ int target_trace_prompt_apart(struct target_trace *t, const int32_t *ids, int n,
     int rc = prompt(t, ids, n, n_look < n ? n_look : n, true, e);
     *out = (struct target_seen){.mass = t->seen.host,
                                 .quarters = t->seen_quarters.host,
-                                .n_layers = n_deep(t),
+                                .n_layers = trace_n_deep(t),
                                 .n_heads = t->c->n_kv_heads,
                                 .stride = t->n_blocks};
     return rc;
@@ -476,16 +265,16 @@ int target_trace_look(struct target_trace *t, const int32_t *ids, int n, struct 
                       struct err *e) {
     ASSERT(t->o.heads && n > 0 && n <= TARGET_TRACE_LOOK);
     int rc = check_room(t, ids, n, e);
-    if (!rc) rc = copy(t, t->mass, t->no_mass, mass_floats(t) * sizeof(float), e);
+    if (!rc) rc = copy(t, t->mass, t->no_mass, trace_mass_floats(t) * sizeof(float), e);
     if (!rc)
         rc = run(
             t, &(struct rows){.ids = ids, .n = n, .prompt = true, .heads = true, .n_logits = 1}, e);
     if (!rc) rc = keep_last(t, 1, e);
-    if (!rc) rc = fetch_mass(t, mass_floats(t), e);
+    if (!rc) rc = fetch_mass(t, trace_mass_floats(t), e);
     if (rc) return rc;
     *out = (struct target_masses){.mass = t->seen.host,
                                   .first_layer = t->o.select_layer,
-                                  .n_layers = n_deep(t),
+                                  .n_layers = trace_n_deep(t),
                                   .n_heads = t->c->n_heads,
                                   .n_rows = n,
                                   .n_blocks = target_n_blocks(t->n_tokens),
@@ -498,11 +287,12 @@ static int tell(struct target_trace *t, int n, bool has_first, float *nll, int32
                 struct err *e) {
     const struct kern_history history = {.prompt = t->no_history,
                                          .output = t->no_history,
-                                         .stride = (size_t)vocab_of(t),
+                                         .stride = (size_t)trace_vocab_of(t),
                                          .recent = t->recent.dev};
     const struct kern_sampled *drawn = t->sampled.host;
-    int rc = t->k->ops->sample(t->k, n, vocab_of(t), NULL, t->logits, (size_t)vocab_of(t),
-                               t->params.dev, &history, t->sample_scratch, t->sampled.dev, NULL);
+    int rc =
+        t->k->ops->sample(t->k, n, trace_vocab_of(t), NULL, t->logits, (size_t)trace_vocab_of(t),
+                          t->params.dev, &history, t->sample_scratch, t->sampled.dev, NULL);
     if (rc) return err_raise(e, rc, "reading logits failed");
     t->is_enqueued = false;
     rc = t->k->ops->download(t->k, t->sampled.host, t->sampled.dev, (size_t)n * sizeof *drawn, e);
@@ -564,8 +354,9 @@ static int draw(struct target_trace *t, int32_t *out, struct err *e) {
     int rc = target__trace_settle(t, e);
     if (!rc) rc = t->k->ops->upload(t->k, t->params.dev, &p, sizeof p, e);
     if (!rc)
-        rc = t->k->ops->sample(t->k, 1, vocab_of(t), NULL, t->logits, (size_t)vocab_of(t),
-                               t->params.dev, NULL, t->sample_scratch, t->sampled.dev, NULL);
+        rc = t->k->ops->sample(t->k, 1, trace_vocab_of(t), NULL, t->logits,
+                               (size_t)trace_vocab_of(t), t->params.dev, NULL, t->sample_scratch,
+                               t->sampled.dev, NULL);
     if (!rc) rc = t->k->ops->download(t->k, t->sampled.host, t->sampled.dev, sizeof *drawn, e);
     if (rc) return err_prefix(e, rc, "drawing token %d", t->n_tokens);
     if (drawn->token < 0)
@@ -603,7 +394,7 @@ int target_trace_rewind(struct target_trace *t, int n_tokens, struct err *e) {
     t->has_last = n_tokens == t->prompt_end && n_tokens > 0;
     if (t->prompt_end > n_tokens) t->prompt_end = -1;
     if (t->has_last)
-        rc = copy(t, t->logits, t->prompt_logits, (size_t)vocab_of(t) * sizeof(float), e);
+        rc = copy(t, t->logits, t->prompt_logits, (size_t)trace_vocab_of(t) * sizeof(float), e);
     if (rc || n_tokens == 0 || t->o.n_taps == 0) return rc;
     *(struct kern_note *)t->note.host =
         (struct kern_note){.first_row = from, .position = from, .n_rows = n_tokens - from};
@@ -625,7 +416,7 @@ int target_trace_states(struct target_trace *t, int tap, int first, int n, float
 
 int target_trace_plane(struct target_trace *t, int tap, int first, int n, float *out,
                        struct err *e) {
-    struct kern_plane p = plane_of(t, tap);
+    struct kern_plane p = trace_plane_of(t, tap);
     size_t bytes = kern_plane_bytes(&p);
     ASSERT(tap >= 0 && tap < t->o.n_taps && first >= 0 && n >= 0);
     ASSERT(first + n <= target_n_blocks(t->n_tokens));
@@ -643,7 +434,7 @@ int target_trace_plane(struct target_trace *t, int tap, int first, int n, float 
 int target_trace_score(struct target_trace *t, int tap, const struct kern_scorer *s, float *out,
                        struct err *e) {
     const struct kern_ops *ops = t->k->ops;
-    struct kern_score_view v = {.plane = plane_of(t, tap),
+    struct kern_score_view v = {.plane = trace_plane_of(t, tap),
                                 .page = t->identity,
                                 .ring = ring_of(t, tap),
                                 .n_tokens = t->n_tokens};

@@ -19,10 +19,6 @@ struct answers {
     int live[TARGET_TRACE_LOOK], n_live; /* in the order of the last pass's logits */
 };
 
-static int vocab_of(const struct target_trace *t) {
-    return t->c->n_head;
-}
-
 /* Page id of an answer's block. */
 static int32_t page_of(const struct target_trace *t, int group, int answer, int block_behind) {
     size_t at = (size_t)t->n_blocks + (size_t)answer * (size_t)t->answer_tail;
@@ -70,8 +66,8 @@ static int run(struct target_trace *t, bool record, struct err *e) {
         p.group[g].arena = t->group_arena[g];
         p.group[g].kv_dtype = t->o.kv_dtype;
     }
-    p.logits = t->logits + (size_t)vocab_of(t);
-    p.logits_stride = (size_t)vocab_of(t);
+    p.logits = t->logits + (size_t)trace_vocab_of(t);
+    p.logits_stride = (size_t)trace_vocab_of(t);
     t->is_enqueued = true;
     if (!record) return model_forward(t->m, &p, e);
     bool replayed = false;
@@ -117,9 +113,10 @@ static int draw(struct target_trace *t, int first, int n, int32_t *token, struct
                                     .probs_row = -1};
     if (!rc) rc = t->k->ops->upload(t->k, t->params.dev, p, sizeof p[0] * (size_t)n, e);
     if (!rc)
-        rc = t->k->ops->sample(t->k, n, vocab_of(t), NULL,
-                               t->logits + (size_t)first * (size_t)vocab_of(t), (size_t)vocab_of(t),
-                               t->params.dev, NULL, t->sample_scratch, t->sampled.dev, NULL);
+        rc = t->k->ops->sample(t->k, n, trace_vocab_of(t), NULL,
+                               t->logits + (size_t)first * (size_t)trace_vocab_of(t),
+                               (size_t)trace_vocab_of(t), t->params.dev, NULL, t->sample_scratch,
+                               t->sampled.dev, NULL);
     if (!rc)
         rc = t->k->ops->download(t->k, t->sampled.host, t->sampled.dev, sizeof *drawn * (size_t)n,
                                  e);

@@ -1,9 +1,11 @@
 #ifndef TANDEM_TARGET_TRACE_PRIVATE_H
 #define TANDEM_TARGET_TRACE_PRIVATE_H
 
-/* A trace from the inside: trace.c appends one text, trace_answers.c several answers to it. */
+/* A trace from the inside: trace_open.c lays it out, trace.c appends one text, trace_answers.c
+ * several answers to it. */
 
 #include "model/batch.h"
+#include "target/target.h"
 #include "target/trace.h"
 
 enum { TRACE_GROUPS = 2 /* shallow, deep */, TRACE_PAGE_UNIT = 1024 };
@@ -53,6 +55,42 @@ struct target_trace {
     uint8_t *quarters;                   /* [n_blocks] of those */
     uint64_t own_id;                     /* of the newest lists by layer and head */
 };
+
+/* ---- Sizes ---- */
+
+static inline int trace_vocab_of(const struct target_trace *t) {
+    return t->c->n_head;
+}
+
+static inline int trace_n_deep(const struct target_trace *t) {
+    return t->c->n_layers - t->o.select_layer;
+}
+
+static inline size_t trace_mass_floats(const struct target_trace *t) {
+    size_t lines = t->o.heads ? (size_t)trace_n_deep(t) * (size_t)t->c->n_heads : 1;
+    return lines * (size_t)t->n_blocks;
+}
+
+/* Lists, or lines of masses, of those that may have their own. */
+static inline size_t trace_n_apart(const struct target_trace *t) {
+    return t->o.apart ? (size_t)trace_n_deep(t) * (size_t)t->c->n_kv_heads : 0;
+}
+
+static inline size_t trace_quarter_floats(const struct target_trace *t) {
+    return trace_n_apart(t) * (size_t)t->n_blocks * TARGET_QUARTERS;
+}
+
+static inline struct kern_plane trace_plane_of(const struct target_trace *t, int tap) {
+    return (struct kern_plane){.base =
+                                   t->planes + (size_t)tap * (size_t)t->n_blocks * t->plane_stride,
+                               .page_stride = t->plane_stride,
+                               .cols = t->c->hidden,
+                               .has_first = t->o.has_first,
+                               .has_minmax = t->o.has_minmax,
+                               .has_spread = t->o.has_spread};
+}
+
+/* ---- Passes ---- */
 
 /* Nothing of the batch may be touched while a pass is under way. */
 int target__trace_settle(struct target_trace *t, struct err *e);
