@@ -105,7 +105,7 @@ void abed_put_q8(int hd, uint8_t *plane, bool is_v, int t, const float *x, bool 
         uint16_t scale = poison ? 0x7e00 : q8_group(x + d, n, q);
         memcpy(plane + KERN_BLOCK * width + (d / 32 * KERN_BLOCK + t) * 2, &scale, 2);
         for (int i = d; i < d + n; i++) {
-            int at = is_v ? (t / 2 * width + i) * 2 + t % 2 : (i / 4 * KERN_BLOCK + t) * 4 + i % 4;
+            int at = is_v ? (t / 4 * width + i) * 4 + t % 4 : (i / 4 * KERN_BLOCK + t) * 4 + i % 4;
             plane[at] = (uint8_t)(is_v ? q[i - d] : q[i - d] + 128);
         }
     }

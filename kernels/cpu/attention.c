@@ -535,12 +535,12 @@ static void leaf_amx(struct work *w, int idx, float *slot) {
 }
 
 static void item(struct attn_job *j, const struct attn_tile *t, int node,
-                 const struct attn_tile *then, int then_node, void *scratch) {
+                 const struct attn_tile *then, int then_node, bool held, void *scratch) {
     struct work w;
     carve(&w, j, t, scratch);
     bool amx = attn_uses_amx(j->ctx, j->kv->dtype, t->prompt);
-    if (amx) load_queries_amx(&w);
-    else load_queries(&w, t->row, t->n_rows);
+    if (amx && !held) load_queries_amx(&w);
+    else if (!held) load_queries(&w, t->row, t->n_rows);
     size_t n_q = (size_t)w.n_q, stride = (size_t)j->slot_floats;
     int n_leaves = attn_n_leaves(t->n_entries);
     int64_t begin = (int64_t)node << j->level, end = begin + ((int64_t)1 << j->level);

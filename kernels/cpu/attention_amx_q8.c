@@ -1,6 +1,5 @@
 /* Planes of 8-bit keys and values (attention_q8.h) as what attention_amx.c multiplies: widened,
- * which is exact, rounded to bf16 once, in pairs of rows of the product's inner dimension. Both
- * planes hold those pairs side by side already. */
+ * which is exact, rounded to bf16 once, in pairs of rows of the product's inner dimension. */
 #include "kernels/cpu/attention_q8.h"
 
 #include <immintrin.h>
@@ -40,16 +39,17 @@ void attn_amx_q8_k(const uint8_t *plane, int hd, int kdim, uint16_t *dst) {
 
 void attn_amx_q8_v(const uint8_t *plane, int hd, int n, int dim, uint64_t keep, uint16_t *dst) {
     const uint16_t *scales = q8_scales(plane, hd);
-    for (int t = 0; t < KERN_BLOCK; t += Q8_PAIR)
-        for (int d = 0; d < dim; d += LANES, dst += LANES * 2) {
+    const uint64_t on = n < KERN_BLOCK ? keep & (((uint64_t)1 << n) - 1) : keep;
+    for (int t = 0; t < KERN_BLOCK; t += Q8_QUAD)
+        for (int d = 0; d < dim; d += LANES) {
             __mmask16 lanes = hd - d >= LANES ? 0xffff : (__mmask16)((1u << (hd - d)) - 1u);
             const uint16_t *s = scales + d / Q8_GROUP * KERN_BLOCK + t;
-            __m512i zero = _mm512_setzero_si512(), low = zero, high = zero;
-            __m512i two = _mm512_cvtepu16_epi32(
-                _mm256_loadu_si256((const __m256i *)(const void *)(plane + q8_v_at(hd, t, d))));
-            if (t < n && keep >> t & 1) low = bf16_of(two, 0, _mm512_set1_ps(f16_to_f32(s[0])));
-            if (t + 1 < n && keep >> (t + 1) & 1)
-                high = bf16_of(two, 1, _mm512_set1_ps(f16_to_f32(s[1])));
-            _mm512_storeu_si512(dst, _mm512_maskz_mov_epi32(lanes, pair(low, high)));
+            __m512i four = _mm512_loadu_si512(plane + q8_v_at(hd, t, d)), one[Q8_QUAD];
+            for (int i = 0; i < Q8_QUAD; i++)
+                one[i] = on >> (t + i) & 1 ? bf16_of(four, i, _mm512_set1_ps(f16_to_f32(s[i])))
+                                           : _mm512_setzero_si512();
+            for (int i = 0; i < Q8_QUAD; i += 2)
+                _mm512_storeu_si512(dst + ((size_t)((t + i) / 2) * (size_t)dim + (size_t)d) * 2,
+                                    _mm512_maskz_mov_epi32(lanes, pair(one[i], one[i + 1])));
         }
 }

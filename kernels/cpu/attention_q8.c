@@ -1,236 +1,23 @@
 /* Pages of 8-bit keys and values (attention_q8.h says the law), compiled once for each instruction
- * set. A page's products stay in integers: 16 tokens x 4 dims, or 16 dims x 2 tokens, an
- * instruction of AVX-512 VNNI, a register tile of QT queries x CV vectors; the page's bytes are
- * read once a tile. AVX2 without VNNI multiplies |k| by q with k's sign, which fits VPMADDUBSW's
- * sums of 16 bits. */
+ * set. A page's products stay in integers: 16 tokens x 4 dims, or 16 dims x 4 tokens, an
+ * instruction of AVX-512 VNNI, for each of the two digits of a query's element or of a weight; the
+ * page's bytes are read once a register tile. AVX2 without VNNI multiplies |k| by q with k's sign,
+ * which fits VPMADDUBSW's sums of 16 bits, and values by 16 bits. */
 #include <math.h>
 
-#include "kernels/cpu/attention_q8.h"
-
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/attention_q8_vectors.h"
 
 enum {
     ST = VL == 16 ? 3 : 2, /* queries of a register tile of scores, two sums each */
     QT = VL == 16 ? 6 : 3, /* of values */
+    FOURS = (QT + 3) / 4 * 4,
     CV = VL == 16 ? 4 : 2, /* vectors of scores */
     COLS = CV * VL,
     GV = Q8_GROUP / VL, /* vectors of a value group */
     LINE = 64,
-    BASE = 254,        /* of a query's two digits */
-    MOST = BASE * 127, /* of its elements */
+    MOST = Q8_BASE * 127, /* of its elements */
+    MOST_WEIGHT = 32767,
 };
-
-/* ---- Vectors of VL 32-bit integers ----------------------------------------------------------- */
-
-/* A column: a vector of K, prepared for products with several queries. */
-#if defined(__AVX512F__)
-
-typedef __m512i iv;
-typedef struct {
-    iv u;
-} column;
-
-ALWAYS_INLINE iv i_load(const void *p) {
-    return _mm512_loadu_si512(p);
-}
-ALWAYS_INLINE iv i_set1(int32_t x) {
-    return _mm512_set1_epi32(x);
-}
-ALWAYS_INLINE column i_column(iv k) {
-    return (column){k};
-}
-/* By hand, as the compiler copies sums that it need not and has no registers left for them. */
-ALWAYS_INLINE iv i_dot4(iv acc, column k, iv q) {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(k.u), "v"(q));
-    return acc;
-}
-/* VL pairs of bytes as pairs of 16 bits. */
-ALWAYS_INLINE iv i_load_pairs(const void *p) {
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
-}
-ALWAYS_INLINE iv i_dot2(iv acc, iv v, iv w) {
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(v), "v"(w));
-    return acc;
-}
-ALWAYS_INLINE vf i_to_f(iv a) {
-    return _mm512_cvtepi32_ps(a);
-}
-/* Byte `i` of each lane, signed. */
-ALWAYS_INLINE iv i_byte(iv a, const int i) {
-    return _mm512_srai_epi32(_mm512_slli_epi32(a, (unsigned)(24 - 8 * i)), 24);
-}
-ALWAYS_INLINE iv i_xor(iv a, iv b) {
-    return _mm512_xor_si512(a, b);
-}
-ALWAYS_INLINE iv i_load_u16(const void *p) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-}
-/* 254 high + low. */
-ALWAYS_INLINE iv i_join(iv high, iv low) {
-    high = _mm512_sub_epi32(_mm512_slli_epi32(high, 8), _mm512_slli_epi32(high, 1));
-    return _mm512_add_epi32(high, low);
-}
-/* The larger of each lane as unsigned, a by its bits; the largest lane. */
-ALWAYS_INLINE iv i_max_bits(vf a, iv b) {
-    return _mm512_max_epu32(_mm512_castps_si512(a), b);
-}
-ALWAYS_INLINE uint32_t i_max_lane(iv a) {
-    return _mm512_reduce_max_epu32(a);
-}
-/* VL whole numbers, round_half_even(a). */
-ALWAYS_INLINE void v_store_i16(int16_t *p, vf a) {
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)));
-}
-
-#elif defined(__AVX2__)
-
-typedef __m256i iv;
-#if defined(__AVXVNNI__)
-typedef struct {
-    iv u;
-} column;
-#else
-typedef struct {
-    iv magnitude, k;
-} column;
-#endif
-
-ALWAYS_INLINE iv i_load(const void *p) {
-    return _mm256_loadu_si256((const __m256i *)p);
-}
-ALWAYS_INLINE iv i_set1(int32_t x) {
-    return _mm256_set1_epi32(x);
-}
-ALWAYS_INLINE iv i_xor(iv a, iv b) {
-    return _mm256_xor_si256(a, b);
-}
-ALWAYS_INLINE iv i_load_pairs(const void *p) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
-}
-#if defined(__AVXVNNI__)
-ALWAYS_INLINE column i_column(iv k) {
-    return (column){k};
-}
-ALWAYS_INLINE iv i_dot4(iv acc, column k, iv q) {
-    return _mm256_dpbusd_avx_epi32(acc, k.u, q);
-}
-ALWAYS_INLINE iv i_dot2(iv acc, iv v, iv w) {
-    return _mm256_dpwssd_avx_epi32(acc, v, w);
-}
-#else
-ALWAYS_INLINE column i_column(iv k) {
-    k = i_xor(k, _mm256_set1_epi8(-128));
-    return (column){_mm256_abs_epi8(k), k};
-}
-ALWAYS_INLINE iv i_dot4(iv acc, column k, iv q) {
-    iv twos = _mm256_maddubs_epi16(k.magnitude, _mm256_sign_epi8(q, k.k));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(twos, _mm256_set1_epi16(1)));
-}
-ALWAYS_INLINE iv i_dot2(iv acc, iv v, iv w) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(v, w));
-}
-#endif
-ALWAYS_INLINE vf i_to_f(iv a) {
-    return _mm256_cvtepi32_ps(a);
-}
-ALWAYS_INLINE iv i_byte(iv a, const int i) {
-    return _mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * i), 24);
-}
-ALWAYS_INLINE iv i_load_u16(const void *p) {
-    return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-}
-ALWAYS_INLINE iv i_join(iv high, iv low) {
-    high = _mm256_sub_epi32(_mm256_slli_epi32(high, 8), _mm256_slli_epi32(high, 1));
-    return _mm256_add_epi32(high, low);
-}
-ALWAYS_INLINE iv i_max_bits(vf a, iv b) {
-    return _mm256_max_epu32(_mm256_castps_si256(a), b);
-}
-ALWAYS_INLINE uint32_t i_max_lane(iv a) {
-    __m128i b = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    b = _mm_max_epu32(b, _mm_shuffle_epi32(b, 0x4e));
-    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(b, _mm_shuffle_epi32(b, 0xb1)));
-}
-ALWAYS_INLINE void v_store_i16(int16_t *p, vf a) {
-    iv n = _mm256_cvtps_epi32(a);
-    _mm_storeu_si128((__m128i *)(void *)p,
-                     _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1)));
-}
-
-#else
-
-typedef vi iv;
-typedef struct {
-    iv byte[4]; /* signed */
-} column;
-
-ALWAYS_INLINE iv i_load(const void *p) {
-    iv a;
-    memcpy(&a, p, sizeof a);
-    return a;
-}
-ALWAYS_INLINE iv i_set1(int32_t x) {
-    return (iv){x, x, x, x};
-}
-ALWAYS_INLINE iv i_xor(iv a, iv b) {
-    return a ^ b;
-}
-ALWAYS_INLINE iv i_byte(iv a, const int i) {
-    return (iv)((vu)a << (24 - 8 * i)) >> 24;
-}
-ALWAYS_INLINE column i_column(iv k) {
-    k ^= i_set1((int32_t)0x80808080);
-    return (column){{i_byte(k, 0), i_byte(k, 1), i_byte(k, 2), i_byte(k, 3)}};
-}
-ALWAYS_INLINE iv i_dot4(iv acc, column k, iv q) {
-    for (int i = 0; i < 4; i++) acc += k.byte[i] * i_byte(q, i);
-    return acc;
-}
-ALWAYS_INLINE iv i_load_u16(const void *p) {
-    uint16_t h[VL];
-    memcpy(h, p, sizeof h);
-    return (iv){h[0], h[1], h[2], h[3]};
-}
-ALWAYS_INLINE iv i_load_pairs(const void *p) {
-    iv a = i_load_u16(p);
-    return (i_byte(a, 0) & 0xffff) | i_byte(a, 1) << 16;
-}
-ALWAYS_INLINE iv i_low(iv a) {
-    return (iv)((vu)a << 16) >> 16;
-}
-ALWAYS_INLINE iv i_dot2(iv acc, iv v, iv w) {
-    return acc + i_low(v) * i_low(w) + (v >> 16) * (w >> 16);
-}
-ALWAYS_INLINE vf i_to_f(iv a) {
-    return __builtin_convertvector(a, vf);
-}
-ALWAYS_INLINE iv i_join(iv high, iv low) {
-    return high * 254 + low;
-}
-ALWAYS_INLINE iv i_max_bits(vf a, iv b) {
-    iv on = (vu)a > (vu)b;
-    return (on & (iv)a) | (~on & b);
-}
-ALWAYS_INLINE uint32_t i_max_lane(iv a) {
-    uint32_t most = 0;
-    for (int i = 0; i < VL; i++) most = (uint32_t)a[i] > most ? (uint32_t)a[i] : most;
-    return most;
-}
-/* 1.5 * 2^23 leaves the whole number in the low bits. */
-ALWAYS_INLINE void v_store_i16(int16_t *p, vf a) {
-    vu bits = (vu)(a + v_set1(0x1.8p23f));
-    for (int i = 0; i < VL; i++) p[i] = (int16_t)(uint16_t)bits[i];
-}
-
-#endif
-
-/* What a dot of u8 columns with q starts from: columns are 128 too large where they are not
- * prepared. */
-#if defined(__AVX512F__) || defined(__AVXVNNI__)
-enum { K_EXCESS = 128 };
-#else
-enum { K_EXCESS = 0 };
-#endif
 
 /* ---- Quantising ------------------------------------------------------------------------------ */
 
@@ -274,7 +61,7 @@ static uint16_t quantize(const float *x, int n, int8_t *out) {
     return h;
 }
 
-/* Other threads may write the other tokens of the same V pairs meanwhile: bytes alone are stored.
+/* Other threads may write the other tokens of the same V lanes meanwhile: bytes alone are stored.
  */
 static void write_token(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
                         const float *v) {
@@ -298,7 +85,7 @@ static void write_token(const struct kern_kv *kv, uint8_t *page, int head, int t
         h = quantize(v + d, n, q);
         memcpy(vp + at, &h, 2);
         uint8_t *to = vp + q8_v_at(hd, t, d);
-        for (int i = 0; i < end; i++) to[2 * i] = (uint8_t)q[i];
+        for (int i = 0; i < end; i++) to[Q8_QUAD * i] = (uint8_t)q[i];
     }
 }
 
@@ -308,8 +95,8 @@ static void split32(const float *x, float inverse, int8_t *high, int8_t *low) {
     uint32_t bits[2][Q8_GROUP];
     for (int i = 0; i < Q8_GROUP; i += VL) {
         vf n = v_sub(v_add(v_mul(v_load(x + i), v_set1(inverse)), magic), magic);
-        vf h = v_add(v_mul(n, v_set1(1.f / BASE)), magic);
-        vf l = v_add(v_sub(n, v_mul(v_sub(h, magic), v_set1(BASE))), magic);
+        vf h = v_add(v_mul(n, v_set1(1.f / Q8_BASE)), magic);
+        vf l = v_add(v_sub(n, v_mul(v_sub(h, magic), v_set1(Q8_BASE))), magic);
         memcpy(bits[0] + i, &h, sizeof h);
         memcpy(bits[1] + i, &l, sizeof l);
     }
@@ -412,7 +199,7 @@ ALWAYS_INLINE void score_columns(const int nq, const int cv, const struct score_
                 float *to = j->score + (size_t)(i0 + i) * KERN_LEAF + c + v * VL;
                 vf both = v_mul(s, v_set1(j->q->scale[at + (size_t)(i * groups)]));
                 vf before = g ? v_load(to) : v_set1(0.f);
-                vf dot = i_to_f(i_join(acc[2 * i][v], acc[2 * i + 1][v]));
+                vf dot = i_join(acc[2 * i][v], acc[2 * i + 1][v]);
                 v_store(to, v_fma(dot, both, before));
             }
         }
@@ -449,65 +236,88 @@ static void score(const struct q8_queries *q, int n_q, int hd, const uint8_t *pl
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* Weights of a tile's queries by group, as 16-bit integers, and their steps. */
+/* Weights of a tile's queries by group, as store_weights leaves them, and their steps. */
 struct weights {
-    int16_t n[Q8_MAX_GROUPS][QT][KERN_BLOCK];
-    float step[Q8_MAX_GROUPS][QT];
+    uint8_t n[Q8_MAX_GROUPS][QT][2 * KERN_BLOCK];
+    float step[Q8_MAX_GROUPS][FOURS];
 };
 
-/* Of one query and group. Weights are not negative, so that their bits order like them, and a NaN's
- * are above all. A page whose largest is below 1e-30 adds nothing: weights of other pages are near
- * 1. */
-ALWAYS_INLINE float weigh(const float *p, const uint16_t *s, uint64_t seen, int16_t *n) {
-    vf w[KERN_BLOCK / VL];
-    iv top = i_set1(0);
+/* Of queries [i0, i0 + nq) and group g; whole: they see every token. Weights are not negative, so
+ * that their bits order like them, and a NaN's are above all. A page whose largest is below 1e-30
+ * adds nothing: weights of other pages are near 1. */
+ALWAYS_INLINE void weigh(const int nq, const bool whole, const struct q8_values *j, int i0, int g,
+                         struct weights *out) {
+    const uint16_t *scales = q8_scales(j->plane, j->head_dim) + g * KERN_BLOCK;
+    vf w[QT][BLOCK_V];
+    iv top[FOURS];
+#pragma GCC unroll 8
+    for (int i = 0; i < FOURS; i++) top[i] = i_set1(0);
 #pragma GCC unroll 16
-    for (int i = 0; i < KERN_BLOCK / VL; i++) {
-        uint32_t on = (uint32_t)(seen >> (i * VL)) & (uint32_t)((1u << VL) - 1u);
-        w[i] = v_select(on, v_mul(v_load(p + i * VL), v_load_f16(s + i * VL)), v_set1(0.f));
-        top = i_max_bits(w[i], top);
+    for (int v = 0; v < BLOCK_V; v++) {
+        vf s = v_load_f16(scales + v * VL);
+#pragma GCC unroll 8
+        for (int i = 0; i < nq; i++) {
+            w[i][v] = v_mul(v_load(j->p + (size_t)(i0 + i) * KERN_LEAF + v * VL), s);
+            if (!whole) {
+                uint64_t seen = j->seen[(size_t)((i0 + i) / j->group) * ATTN_ENTRIES];
+                uint32_t on = (uint32_t)(seen >> (v * VL)) & (uint32_t)((1u << VL) - 1u);
+                w[i][v] = v_select(on, w[i][v], v_set1(0.f));
+            }
+            top[i] = i_max_bits(w[i][v], top[i]);
+        }
     }
-    float most = half_bits_to_f32(i_max_lane(top));
-    float inverse = most >= 1e-30f ? 32767.f / most : 0.f;
-#pragma GCC unroll 16
-    for (int i = 0; i < KERN_BLOCK / VL; i++) v_store_i16(n + i * VL, v_mul(w[i], v_set1(inverse)));
-    return most * (1.f / 32767.f);
+    float inverse[FOURS];
+#pragma GCC unroll 2
+    for (int i = 0; i < nq; i += 4) {
+        float4 most = i_max_lanes(top + i), step = most * (1.f / MOST_WEIGHT);
+        float4 by = (float)MOST_WEIGHT / most;
+        by = (float4)((most >= 1e-30f) & (__typeof__(most >= most))by);
+        memcpy(inverse + i, &by, sizeof by);
+        memcpy(out->step[g] + i, &step, sizeof step);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < nq; i++) store_weights(w[i], v_set1(inverse[i]), out->n[g][i]);
 }
 
-/* Queries [i0, i0 + nq), nv vectors of output from group g's first on. Tokens go by 8, where some
- * row sees one of them; the weights of those that none sees are 0. */
-ALWAYS_INLINE void value_tile(const int nq, const int nv, const struct q8_values *j, int i0, int g,
-                              const struct weights *w, struct ahead *ahead) {
-    const size_t row_bytes = q8_width(j->head_dim) * Q8_PAIR;
-    const uint8_t *row = j->plane + (size_t)(g * Q8_GROUP) * Q8_PAIR;
-    const int16_t *n = w->n[g][0];
-    iv acc[QT][2 * GV];
+/* Queries [i0, i0 + nq), nv vectors of output from `first` on. Tokens go by 8, where some row sees
+ * one of them; the weights of those that none sees are 0. */
+ALWAYS_INLINE void value_tile(const int nq, const int nv, const struct q8_values *j, int i0,
+                              int first, const struct weights *w, struct ahead *ahead) {
+    const size_t row_bytes = q8_width(j->head_dim) * Q8_QUAD;
+    const uint8_t *row = j->plane + (size_t)(first * VL) * Q8_QUAD;
+    const int g = first / GV;
+    const uint8_t *n = w->n[g][0];
+    iv acc[QT][2 * GV][SUMS];
 #pragma GCC unroll 8
     for (int i = 0; i < nq; i++)
 #pragma GCC unroll 8
-        for (int v = 0; v < nv; v++) acc[i][v] = i_set1(0);
+        for (int v = 0; v < nv; v++)
+#pragma GCC unroll 2
+            for (int x = 0; x < SUMS; x++) acc[i][v][x] = i_set1(0);
     for (uint64_t left = j->any; left; left >>= 8) {
         if (!(left & 0xff)) {
-            row += 4 * row_bytes;
-            n += 4 * Q8_PAIR;
+            row += 2 * row_bytes;
+            n += 2 * Q8_QUAD;
             continue;
         }
         read_more(ahead);
-#pragma GCC unroll 4
-        for (int y = 0; y < 4; y++, row += row_bytes, n += Q8_PAIR) {
-            iv weight[QT];
+#pragma GCC unroll 2
+        for (int y = 0; y < 2; y++, row += row_bytes, n += Q8_QUAD) {
+            iv weight[QT][2];
 #pragma GCC unroll 8
             for (int v = 0; v < nv; v++) {
-                const int in = v / GV; /* its group, 0 or 1 */
-                iv val = i_load_pairs(row + (size_t)(v * VL) * Q8_PAIR);
+                values val = i_values(i_load(row + (size_t)(v * VL) * Q8_QUAD));
 #pragma GCC unroll 8
                 for (int i = 0; i < nq; i++) {
-                    if (v % GV == 0) {
-                        int32_t two;
-                        memcpy(&two, n + (in * QT + i) * KERN_BLOCK, 4);
-                        weight[i] = i_set1(two);
+                    if (v % GV == 0) { /* another group */
+                        int32_t half[2];
+                        const uint8_t *at = n + (v / GV * QT + i) * 2 * KERN_BLOCK;
+                        memcpy(&half[0], at, 4);
+                        memcpy(&half[1], at + KERN_BLOCK, 4);
+                        weight[i][0] = i_set1(half[0]);
+                        weight[i][1] = i_set1(half[1]);
                     }
-                    acc[i][v] = i_dot2(acc[i][v], val, weight[i]);
+                    i_weigh(acc[i][v], val, weight[i][0], weight[i][1]);
                 }
             }
         }
@@ -516,56 +326,55 @@ ALWAYS_INLINE void value_tile(const int nq, const int nv, const struct q8_values
     for (int i = 0; i < nq; i++)
 #pragma GCC unroll 8
         for (int v = 0; v < nv; v++) {
-            float *o = j->o + (size_t)(i0 + i) * j->o_stride + g * Q8_GROUP + v * VL;
+            float *o = j->o + (size_t)(i0 + i) * j->o_stride + (first + v) * VL;
             float step = w->step[g + v / GV][i];
-            v_store(o, v_fma(i_to_f(acc[i][v]), v_set1(step), v_load(o)));
+            v_store(o, v_fma(i_to_f(i_total(acc[i][v])), v_set1(step), v_load(o)));
         }
 }
 
-ALWAYS_INLINE void value_groups(const int nq, const struct q8_values *j, int i0,
-                                const uint8_t *next) {
-    const uint16_t *scales = q8_scales(j->plane, j->head_dim);
+ALWAYS_INLINE void value_queries(const int nq, const struct q8_values *j, int i0,
+                                 const uint8_t *next) {
     const int groups = q8_n_groups(j->head_dim), vectors = j->dim / VL;
+    /* Vectors at a time: as many as there are registers for, or each sum would wait for the one
+     * before it. */
+    const int wide = VL == 16 ? nq <= 3 ? 4 : 2 : SUMS * nq <= 3 ? 4 : 2;
     int eights = 0;
     for (uint64_t left = j->any; left; left >>= 8) eights += (left & 0xff) != 0;
-    /* Few queries take two groups at once, or each sum would wait for the one before it. */
-    const int wide = VL == 16 && nq <= 3 ? 2 : 1;
-    struct ahead ahead = read_ahead(next, j->head_dim, eights * ((groups + wide - 1) / wide));
+    bool whole = true;
+    for (int i = i0; i < i0 + nq; i++)
+        whole &= j->seen[(size_t)(i / j->group) * ATTN_ENTRIES] == ~(uint64_t)0;
+    struct ahead ahead = read_ahead(next, j->head_dim, eights * ((vectors + wide - 1) / wide));
     _Alignas(64) struct weights w;
     for (int g = 0; g < groups; g++)
-#pragma GCC unroll 8
-        for (int i = 0; i < nq; i++)
-            w.step[g][i] = weigh(j->p + (size_t)(i0 + i) * KERN_LEAF, scales + g * KERN_BLOCK,
-                                 j->seen[(size_t)((i0 + i) / j->group) * ATTN_ENTRIES], w.n[g][i]);
-    int g = 0;
-    for (; wide == 2 && (g + 2) * GV <= vectors; g += 2)
-        value_tile(nq, 2 * GV, j, i0, g, &w, &ahead);
-    for (; (g + 1) * GV <= vectors; g++) value_tile(nq, GV, j, i0, g, &w, &ahead);
-    if (g * GV < vectors) /* head_dim is a multiple of 16 and no more */
-        value_tile(nq, GV / 2, j, i0, g, &w, &ahead);
+        if (whole) weigh(nq, true, j, i0, g, &w);
+        else weigh(nq, false, j, i0, g, &w);
+    int v = 0;
+    for (; v + wide <= vectors; v += wide) value_tile(nq, wide, j, i0, v, &w, &ahead);
+    for (; v + 2 <= vectors; v += 2) value_tile(nq, 2, j, i0, v, &w, &ahead);
+    if (v < vectors) value_tile(nq, 1, j, i0, v, &w, &ahead);
 }
 
 static void value(const struct q8_values *j, const uint8_t *next) {
     for (int i = 0; i < j->n_q; i += QT, next = NULL) switch (j->n_q - i < QT ? j->n_q - i : QT) {
         case 1:
-            value_groups(1, j, i, next);
+            value_queries(1, j, i, next);
             break;
         case 2:
-            value_groups(2, j, i, next);
+            value_queries(2, j, i, next);
             break;
 #if defined(__AVX512F__)
         case 3:
-            value_groups(3, j, i, next);
+            value_queries(3, j, i, next);
             break;
         case 4:
-            value_groups(4, j, i, next);
+            value_queries(4, j, i, next);
             break;
         case 5:
-            value_groups(5, j, i, next);
+            value_queries(5, j, i, next);
             break;
 #endif
         default:
-            value_groups(QT, j, i, next);
+            value_queries(QT, j, i, next);
         }
 }
 
@@ -590,14 +399,14 @@ static void widen_k(const uint8_t *plane, int hd, float *out) {
 
 static void widen_v(const uint8_t *plane, int hd, int n_tokens, int stride, float *out) {
     const uint16_t *scales = q8_scales(plane, hd);
-    const size_t row_bytes = q8_width(hd) * Q8_PAIR;
-    for (int t = 0; t < n_tokens; t += Q8_PAIR)
+    for (int t = 0; t < n_tokens; t += Q8_QUAD)
         for (int d = 0; d < stride; d += VL) {
             const uint16_t *s = scales + d / Q8_GROUP * KERN_BLOCK + t;
-            iv two = i_load_u16(plane + (size_t)(t / Q8_PAIR) * row_bytes + (size_t)d * Q8_PAIR);
-            float *to = out + (size_t)t * (size_t)stride + d;
-            v_store(to, v_mul(i_to_f(i_byte(two, 0)), v_set1(f16_to_f32(s[0]))));
-            v_store(to + stride, v_mul(i_to_f(i_byte(two, 1)), v_set1(f16_to_f32(s[1]))));
+            iv v = i_load(plane + q8_v_at(hd, t, d));
+            iv one[4] = {i_byte(v, 0), i_byte(v, 1), i_byte(v, 2), i_byte(v, 3)};
+            for (int i = 0; i < Q8_QUAD; i++)
+                v_store(out + (size_t)(t + i) * (size_t)stride + d,
+                        v_mul(i_to_f(one[i]), v_set1(f16_to_f32(s[i]))));
         }
 }
 

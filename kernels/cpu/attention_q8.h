@@ -13,8 +13,7 @@
  * up to 4, elements beyond head_dim are zero.
  *   K: u8 [width / 4][64][4], the element + 128: four dims of a token are what one lane of VPDPBUSD
  *      takes. f16 s[n_groups][64] behind them.
- *   V: i8 [32][width][2], pairs of tokens: what one lane of VPDPWSSD takes, widened. f16
- *      s[n_groups][64] behind them.
+ *   V: i8 [16][width][4]: four tokens of a dim are a lane. f16 s[n_groups][64] behind them.
  *
  * GENERATED ROWS. The query (scaled) is cut into the same groups, of 16 bits: with top its group's
  * largest magnitude, d = top / 32258, n = round_half_even(q * (32258 / top)) = 254 high + low, both
@@ -38,7 +37,7 @@
 enum {
     Q8_GROUP = 32,
     Q8_MAX_GROUPS = KERN_MAX_HEAD_DIM / Q8_GROUP,
-    Q8_PAIR = 2, /* tokens whose V lie side by side */
+    Q8_QUAD = 4, /* tokens whose V lie side by side */
 };
 
 static inline size_t q8_width(int head_dim) {
@@ -52,7 +51,7 @@ static inline size_t q8_k_at(int token, int d) {
     return ((size_t)(d / 4) * KERN_BLOCK + (size_t)token) * 4 + (size_t)(d % 4);
 }
 static inline size_t q8_v_at(int head_dim, int token, int d) {
-    return ((size_t)(token / 2) * q8_width(head_dim) + (size_t)d) * 2 + (size_t)(token % 2);
+    return ((size_t)(token / 4) * q8_width(head_dim) + (size_t)d) * 4 + (size_t)(token % 4);
 }
 static inline const uint16_t *q8_scales(const uint8_t *plane, int head_dim) {
     return (const uint16_t *)(const void *)(plane + KERN_BLOCK * q8_width(head_dim));
@@ -96,9 +95,8 @@ struct cpu_q8_isa {
     /* kv_write of struct cpu_attn_isa. */
     void (*write)(const struct kern_kv *kv, uint8_t *page, int head, int t, const float *k,
                   const float *v);
-    /* f32 [head_dim][64] of a plane of K, [n_tokens][stride] of one of V (an even number of rows is
-     * written; stride a multiple of 16, not below head_dim; the rest of a row is anything finite).
-     */
+    /* f32 [head_dim][64] of a plane of K, [n_tokens][stride] of one of V (rows are written by four;
+     * stride a multiple of 16, not below head_dim; the rest of a row is anything finite). */
     void (*widen_k)(const uint8_t *plane, int head_dim, float *out);
     void (*widen_v)(const uint8_t *plane, int head_dim, int n_tokens, int stride, float *out);
     /* Quantise q f32 [n_q][head_dim]. */

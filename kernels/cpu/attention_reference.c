@@ -71,8 +71,8 @@ static uint64_t tile_bytes(const struct attn_job *j, const struct attn_tile *t) 
 }
 
 static void item(struct attn_job *j, const struct attn_tile *t, int node,
-                 const struct attn_tile *then, int then_node, void *scratch) {
-    (void)then, (void)then_node, (void)scratch;
+                 const struct attn_tile *then, int then_node, bool held, void *scratch) {
+    (void)then, (void)then_node, (void)held, (void)scratch;
     float *slot = attn_slots(j, t, node);
     for (int r = 0; r < t->n_rows; r++)
         for (int g = 0; g < j->group; g++, slot += j->slot_floats)

@@ -79,9 +79,10 @@ struct cpu_attn_isa {
                      const float *v);
     /* One tile's queries over node `node` of its KV tree; partials to the tile's slots. `scratch`
      * is the thread's own; node `then_node` of `then` (NULL: none) is what that thread takes next
-     * and may be read ahead. */
+     * and may be read ahead. `held`: the thread's item before was of the same tile and pass, so
+     * that the scratch holds its queries. */
     void (*item)(struct attn_job *job, const struct attn_tile *tile, int node,
-                 const struct attn_tile *then, int then_node, void *scratch);
+                 const struct attn_tile *then, int then_node, bool held, void *scratch);
     /* Reduce the tile's nodes in place and write its rows of the output. */
     void (*combine)(const struct attn_job *job, const struct attn_tile *tile);
     /* The tile's marked rows into taps->mass and taps->head_mass. */

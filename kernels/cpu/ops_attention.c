@@ -214,6 +214,7 @@ static void attention_share(void *arg, int idx, int n_threads) {
             memset(j->out + (size_t)row * width, 0, width * sizeof(float));
     bool mass = (j->taps->mass || j->taps->head_mass) && j->taps->mass_line;
     int n = j->n_items + (mass ? j->n_tiles : 0);
+    const struct attn_tile *held = NULL;
     int at = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed), then;
     for (; at < n; at = then) {
         then = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
@@ -224,7 +225,9 @@ static void attention_share(void *arg, int idx, int n_threads) {
         int item = j->n_items - 1 - at, later = j->n_items - 1 - then;
         struct attn_tile *t = tile_of_item(j, item);
         const struct attn_tile *t2 = later >= 0 ? tile_of_item(j, later) : NULL;
-        isa->item(j, t, item - t->first_item, t2, t2 ? later - t2->first_item : 0, scratch);
+        isa->item(j, t, item - t->first_item, t2, t2 ? later - t2->first_item : 0, t == held,
+                  scratch);
+        held = t;
         if (atomic_fetch_sub_explicit(&t->n_left, 1, memory_order_acq_rel) == 1) isa->combine(j, t);
     }
 }
