@@ -36,19 +36,11 @@ static struct arena_chunk *chunk_open(struct arena *a, size_t bytes) {
     return c;
 }
 
-int arena_init_fixed(struct arena *a, size_t bytes, struct err *e) {
-    *a = (struct arena){.limit_bytes = SIZE_MAX};
-    if (!chunk_open(a, bytes))
-        return err_raise(e, E_NOMEM, "cannot allocate an arena of %zu bytes", bytes);
-    return 0;
-}
-
 void *arena_take(struct arena *a, size_t bytes) {
     size_t need;
     if (!checked_align(bytes, ARENA_ALIGN, &need)) return NULL;
     struct arena_chunk *c = a->chunk;
     if (!c || c->bytes - c->used < need) {
-        if (a->chunk_bytes == 0) return NULL;
         c = chunk_open(a, max_size(need, a->chunk_bytes));
         if (!c) return NULL;
     }
@@ -73,19 +65,6 @@ char *arena_strndup(struct arena *a, const char *s, size_t n) {
     if (n) memcpy(p, s, n);
     p[n] = 0;
     return p;
-}
-
-void arena_reset(struct arena *a) {
-    if (a->chunk_bytes == 0) {
-        if (a->chunk) a->chunk->used = 0;
-        return;
-    }
-    while (a->chunk) {
-        struct arena_chunk *older = a->chunk->older;
-        free(a->chunk);
-        a->chunk = older;
-    }
-    a->held_bytes = 0;
 }
 
 void arena_deinit(struct arena *a) {

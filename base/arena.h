@@ -1,27 +1,23 @@
 #ifndef TANDEM_BASE_ARENA_H
 #define TANDEM_BASE_ARENA_H
 
-/* A bump allocator over one block of memory: what is taken together is freed together. Used for
- * step scratch (fixed size, reset each step) and for what a loaded file owns (growing). */
+/* A bump allocator: what is taken together is freed together. For what a loaded file or a request's
+ * message owns. */
 
 #include <stdbool.h>
 #include <stddef.h>
 
-struct err;
 struct arena_chunk;
 
 struct arena {
-    struct arena_chunk *chunk; /* newest first; NULL until the first take of a growing arena */
-    size_t chunk_bytes;        /* size of the next chunk; 0: the arena must not grow */
+    struct arena_chunk *chunk; /* newest first; NULL until the first take */
+    size_t chunk_bytes;        /* size of the next chunk, at least */
     size_t limit_bytes;        /* total that it may ever hold */
     size_t held_bytes;         /* allocated from the heap so far */
 };
 
-/* A growing arena that never holds more than `limit_bytes`. Allocates nothing yet. */
+/* An arena that never holds more than `limit_bytes`. Allocates nothing yet. */
 void arena_init(struct arena *a, size_t chunk_bytes, size_t limit_bytes);
-
-/* A fixed arena: `bytes` allocated now, never more. E_NOMEM. */
-int arena_init_fixed(struct arena *a, size_t bytes, struct err *e);
 
 /* `bytes` (0 allowed) aligned to 64, uninitialised; NULL where the limit or the heap says no. */
 void *arena_take(struct arena *a, size_t bytes);
@@ -31,9 +27,6 @@ void *arena_take_zeroed(struct arena *a, size_t n, size_t size);
 
 /* Copy of `s[0..n)` with a NUL behind. */
 char *arena_strndup(struct arena *a, const char *s, size_t n);
-
-/* Forget all that was taken; a fixed arena keeps its block. */
-void arena_reset(struct arena *a);
 
 /* Free everything. Safe on a zeroed struct, and twice. */
 void arena_deinit(struct arena *a);

@@ -121,13 +121,6 @@ bool file_is_same(const char *a, const char *b) {
     return has_a && has_b && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-void file_forget(const struct file *f, size_t offset, size_t n) {
-    if (!f->mapped) return;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t lo = (offset + page - 1) / page * page, hi = (offset + n) / page * page;
-    if (hi > lo) madvise((void *)(uintptr_t)(f->data + lo), hi - lo, MADV_DONTNEED);
-}
-
 void file_close(struct file *f) {
     if (f->data && f->mapped) munmap((void *)(uintptr_t)f->data, f->bytes);
     else free((void *)(uintptr_t)f->data);

@@ -32,9 +32,6 @@ int file_check_writable(const char *path, struct err *e);
 /* Do both paths name one file, there or yet to be made? */
 bool file_is_same(const char *a, const char *b);
 
-/* Tell the kernel that the bytes [offset, offset + n) will not be read again. */
-void file_forget(const struct file *f, size_t offset, size_t n);
-
 /* Safe on a zeroed struct, and twice. */
 void file_close(struct file *f);
 

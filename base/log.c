@@ -13,9 +13,6 @@ static enum log_level current_level = LOG_INFO;
 void log_set_level(enum log_level level) {
     current_level = level;
 }
-enum log_level log_level(void) {
-    return current_level;
-}
 
 static void write_all(const char *s, size_t n) {
     while (n > 0) {

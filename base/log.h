@@ -9,7 +9,6 @@ enum log_level { LOG_QUIET, LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
 /* Lines above `level` are dropped. Default LOG_INFO. Set once at start, before threads. */
 void log_set_level(enum log_level level);
-enum log_level log_level(void);
 
 void log_at(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 #define log_error(...) log_at(LOG_ERROR, __VA_ARGS__)

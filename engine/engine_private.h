@@ -319,8 +319,6 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
  * settings. 0: nobody's. */
 uint64_t engine__sparse_owner(const struct engine_request *r);
 
-/* Deep layers and their KV heads. */
-struct target_deep engine__deep(const struct engine *g);
 /* Of the turn's requests: does one read, in this pass, or look by layer or head? */
 bool engine__sparse_reads_own(const struct engine *g);
 bool engine__sparse_looks_own(const struct engine *g, bool *at_quarters);

@@ -21,7 +21,8 @@ static int n_deep(const struct engine *g) {
     return n;
 }
 
-struct target_deep engine__deep(const struct engine *g) {
+/* Deep layers and their KV heads. */
+static struct target_deep deep_of(const struct engine *g) {
     return (struct target_deep){.first = g->sizes.o.select_layer,
                                 .n_layers = n_deep(g),
                                 .n_heads = model_get_config(g->model)->n_kv_heads};
@@ -41,7 +42,7 @@ struct target_settings engine_sparse_defaults(const struct engine *g) {
 /* Lists by layer and head lie in memory that was reserved at the start. */
 static int check_lists(const struct engine *g, const struct target_settings *s, struct err *e) {
     const struct engine_sizes *z = &g->sizes;
-    struct target_deep deep = engine__deep(g);
+    struct target_deep deep = deep_of(g);
     bool by_head = s->lists == TARGET_LISTS_HEAD && deep.n_heads > 1;
     if (s->drop > 0 && z->list_layers > 0)
         return err_raise(e, E_UNSUPPORTED,
@@ -117,7 +118,7 @@ bool engine__sparse_init(const struct engine *g, struct engine_request *r,
     if (!(lists || chunks) || n_deep(g) == 0) return true;
     size_t n_prompt = (size_t)target_n_blocks(r->n_prompt);
     size_t n_all = (size_t)target_n_blocks(r->n_prompt + r->max_tokens);
-    struct target_deep deep = engine__deep(g);
+    struct target_deep deep = deep_of(g);
     size_t n = lists ? (size_t)target_n_lists(&r->sparse, &deep) : 1;
     r->read = malloc(n * n_all * sizeof *r->read);
     r->kept = calloc(n, sizeof *r->kept);
@@ -201,7 +202,7 @@ void engine__sparse_see(struct engine *g, struct engine_request *r) {
     if (r->mass_line < 0 || engine__decodes(r)) return; /* answers': once rows are decided */
     const struct engine_batch *b = &g->batch;
     int n = target_n_blocks(r->n_prompt), heads = g->sizes.list_heads;
-    struct target_deep deep = engine__deep(g);
+    struct target_deep deep = deep_of(g);
     bool many = target_has_lists(&r->sparse);
     ASSERT(!many || b->mass_parts == g->sizes.list_layers * heads);
     ASSERT(!r->quarters || b->looks_at_quarters);
@@ -264,7 +265,7 @@ static int n_left_of(const struct engine_request *r, int i) {
 
 void engine__sparse_changed(struct engine *g, struct engine_request *r, int n_lists,
                             bool quarters) {
-    struct target_deep deep = engine__deep(g);
+    struct target_deep deep = deep_of(g);
     int n_all = target_n_blocks(r->n_prompt + r->max_tokens);
     r->has_quarters = quarters;
     r->n_lists = n_lists;
@@ -298,7 +299,7 @@ static int select_blocks(struct engine *g, struct engine_request *r, const float
                                .wide = r->wants_wide};
     int64_t start = clock_ns();
     int n = target_n_blocks(view.n_tokens);
-    struct target_deep deep = engine__deep(g);
+    struct target_deep deep = deep_of(g);
     bool first = !again && c->n_selections == 0;
     /* One who saw nothing of layers and heads makes one list for all. */
     bool saw = first && r->sparse.selector == TARGET_OBSERVED;
@@ -450,7 +451,7 @@ bool engine__sparse_reads_own(const struct engine *g) {
 
 const int32_t *engine__sparse_own(const struct engine *g, const struct engine_request *r, int layer,
                                   int head, int *n_read, const uint8_t **quarters) {
-    struct target_deep deep = engine__deep(g);
+    struct target_deep deep = deep_of(g);
     *quarters = NULL;
     if (engine__sparse_id(r) == 0) return NULL;
     int i = r->n_lists == 1 ? 0 : target_list_of(&r->sparse, &deep, layer, head);

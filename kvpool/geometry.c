@@ -130,7 +130,8 @@ int kvpool_geometry(const struct kvpool_options *o, struct kvpool_geometry *out,
     return 0;
 }
 
-bool kvpool_geometry_fits(const struct kvpool_geometry *g, const long long need[KVPOOL_N_CLASSES]) {
+/* Do so many pages of each class fit in an empty pool? */
+static bool fits(const struct kvpool_geometry *g, const long long need[KVPOOL_N_CLASSES]) {
     long long n = 0;
     for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
         if (!g->page_bytes[c]) continue;
@@ -147,7 +148,7 @@ static bool fits_blocks(const struct kvpool_geometry *g, long long n_seqs, long 
                         bool with_draft) {
     long long pages = n_seqs * n_blocks; /* each < 2^31 */
     long long need[KVPOOL_N_CLASSES] = {with_draft ? pages : 0, pages, pages};
-    return kvpool_geometry_fits(g, need);
+    return fits(g, need);
 }
 
 int kvpool_geometry_max_blocks(const struct kvpool_geometry *g, int n_seqs, bool with_draft) {

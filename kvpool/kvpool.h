@@ -70,9 +70,6 @@ struct kvpool_geometry {
 };
 int kvpool_geometry(const struct kvpool_options *o, struct kvpool_geometry *out, struct err *e);
 
-/* Do so many pages of each class fit in an empty pool? */
-bool kvpool_geometry_fits(const struct kvpool_geometry *g, const long long need[KVPOOL_N_CLASSES]);
-
 /* Most blocks b such that n_seqs sequences of b blocks each fit in an empty pool (not limited by
  * max_blocks). */
 int kvpool_geometry_max_blocks(const struct kvpool_geometry *g, int n_seqs, bool with_draft);
@@ -165,9 +162,9 @@ void kvpool_seq_truncate(struct kvpool *p, int seq, enum kvpool_class c, int n_t
 int kvpool_seq_writable(struct kvpool *p, int seq, enum kvpool_class c, int block_idx,
                         bool *must_copy, int32_t *src, int32_t *dst, struct err *e);
 
-/* Up to how many tokens extend cannot fail. Constant but for shrink, for a truncate that gives back
- * blocks shared with another sequence in a pool that is full, and with draft_blocks, where it moves
- * with the pages held: draft_blocks never shrinks, whoever shares them. */
+/* Up to how many tokens extend cannot fail. Constant but for a truncate that gives back blocks
+ * shared with another sequence in a pool that is full, and with draft_blocks, where it moves with
+ * the pages held: draft_blocks never shrinks, whoever shares them. */
 int kvpool_seq_limit(const struct kvpool *p, int seq, enum kvpool_class c);
 
 /* Tokens addressable in class c. */
@@ -209,9 +206,6 @@ bool kvpool_walk_holds(const struct kvpool *p, const struct kvpool_walk *w);
 
 /* Close: references dropped, reservation returned; pages that the cache holds stay cached. */
 void kvpool_seq_close(struct kvpool *p, int seq);
-
-/* Give back what is reserved beyond n_tokens (an answer that ends early keeps nothing). */
-void kvpool_seq_shrink(struct kvpool *p, int seq, int n_tokens);
 
 /* Forget every cached prefix that no sequence uses. */
 void kvpool_cache_clear(struct kvpool *p);

@@ -25,7 +25,7 @@
  *    allows, else the limit falls by one;
  *  - forget_draft by a sequence that is not windowed gives its page away for good: the charge may
  *    fall, nothing is reserved (what is reserved reaches to the sequence's end without it);
- *  - close, shrink and drop_draft lower charged + reserved, pinned_c can only fall;
+ *  - close and drop_draft lower charged + reserved, pinned_c can only fall;
  *  - registration gives used pages a node, a draft page that joins a node late included: no count
  *    of need_c changes, since a page counts as cached only while nobody uses it;
  *  - eviction, of a node or of its draft page alone, turns cached into free, which need_c does not

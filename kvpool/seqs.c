@@ -132,22 +132,6 @@ int kvpool_seq_limit(const struct kvpool *p, int seq, enum kvpool_class c) {
     return kvpool__min(n_blocks, s->end[c]) * KVPOOL_BLOCK;
 }
 
-void kvpool_seq_shrink(struct kvpool *p, int seq, int n_tokens) {
-    struct seq *s = get(p, seq);
-    ASSERT(n_tokens >= 0);
-    for (int c = 0; c < KVPOOL_N_CLASSES; c++) {
-        if (!kvpool__has(s->classes, c)) continue;
-        int end = kvpool__blocks_of(n_tokens);
-        if (end < s->n_blocks[c]) end = s->n_blocks[c];
-        if (end >= s->end[c]) continue;
-        s->end[c] = end;
-        int limit = s->n_held[c] + end - s->n_blocks[c];
-        if (limit >= s->limit[c]) continue;
-        p->cls[c].n_reserved -= s->limit[c] - limit;
-        s->limit[c] = limit;
-    }
-}
-
 /* ---- Giving back ---- */
 
 /* All of a class: pages from the end, so that the beginning of a chain becomes idle last. */

@@ -62,7 +62,7 @@ void gguf_close(struct gguf *g);
 /* Bytes from the start to the end of the tensor list. */
 size_t gguf_header_bytes(const struct gguf *g);
 
-/* The mapping (zero after gguf_open_bytes), for file_forget. */
+/* The mapping; zero after gguf_open_bytes. */
 const struct file *gguf_file(const struct gguf *g);
 
 bool gguf_has(const struct gguf *g, const char *key);

@@ -66,10 +66,6 @@ struct pretokenizer {
     bool jit;
 };
 
-const char *pretokenizer_name(enum pretokenizer_kind kind) {
-    return patterns[kind].name;
-}
-
 enum pretokenizer_kind pretokenizer_by_pattern(const char *pattern, size_t n) {
     for (int k = 0; k < PRE_N_KINDS; k++) {
         const char *theirs = patterns[k].theirs;

@@ -94,9 +94,6 @@ const struct tensor_view *model_source_tensor_at(const struct model_source *s, s
 uint64_t model_source_n_params(const struct model_source *s);
 size_t model_source_bytes(const struct model_source *s);
 
-/* This tensor's bytes will not be read again: drop them from memory. */
-void model_source_forget(const struct model_source *s, const struct tensor_view *t);
-
 /* A draft's head of fewer rows than the vocabulary: the token id of each, [config.n_head]
  * ascending; NULL where the head is whole. Lives as long as the source. */
 const int32_t *model_source_head_ids(const struct model_source *s);

@@ -347,17 +347,3 @@ int model_source_find(const struct model_source *s, enum tensor_role role, int l
     *out = s->views[idx];
     return 0;
 }
-
-void model_source_forget(const struct model_source *s, const struct tensor_view *t) {
-    const uint8_t *data = t->data;
-    if (!data) return;
-    if (s->gguf) {
-        const struct file *f = gguf_file(s->gguf);
-        file_forget(f, (size_t)(data - f->data), t->bytes);
-        return;
-    }
-    const struct safetensors_tensor *st = safetensors_find(s->tensors, t->name);
-    size_t header_bytes;
-    const struct file *f = safetensors_shard(s->tensors, st->shard, &header_bytes);
-    file_forget(f, (size_t)(data - f->data), t->bytes);
-}

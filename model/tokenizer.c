@@ -144,9 +144,6 @@ int tokenizer_bos(const struct tokenizer *t) {
 bool tokenizer_adds_bos(const struct tokenizer *t) {
     return t->add_bos;
 }
-bool tokenizer_adds_eos(const struct tokenizer *t) {
-    return t->add_eos;
-}
 uint64_t tokenizer_fingerprint(const struct tokenizer *t) {
     return t->fingerprint;
 }

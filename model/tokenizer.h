@@ -35,7 +35,6 @@ int tokenizer_n_tokens(const struct tokenizer *t);
 /* -1 where the model has none. */
 int tokenizer_bos(const struct tokenizer *t);
 bool tokenizer_adds_bos(const struct tokenizer *t);
-bool tokenizer_adds_eos(const struct tokenizer *t);
 
 /* Any id that ends a generation (eos, eot, <|im_end|>, the list of generation_config.json). */
 bool tokenizer_is_eog(const struct tokenizer *t, int id);

@@ -135,9 +135,6 @@ enum pretokenizer_kind {
     PRE_N_KINDS
 };
 
-/* Name of a kind, for messages. */
-const char *pretokenizer_name(enum pretokenizer_kind kind);
-
 /* The kind whose pattern Hugging Face files write as exactly `pattern`, or PRE_NONE. */
 enum pretokenizer_kind pretokenizer_by_pattern(const char *pattern, size_t n);
 

@@ -189,6 +189,9 @@ static void press(struct connection *c) {
     read_from(c, (!paused && !c->prompt) || c->finishing);
 }
 
+/* Take the requests that are in c->in. */
+static void process(struct connection *c);
+
 void connection__settle(struct connection *c) {
     while (!c->closing) {
         if (!c->doom && connection__ready(c))
@@ -201,7 +204,7 @@ void connection__settle(struct connection *c) {
         }
         /* Requests that came while it was paused. */
         if (c->paused || c->prompt || c->finishing || c->scanned == c->in.n) break;
-        connection__process(c);
+        process(c);
     }
     if (c->finishing && !c->shut && !c->closing && queued_bytes(c) == 0) {
         c->shut = true;
@@ -257,7 +260,7 @@ static void take_message(struct connection *c, const char *bytes, size_t n) {
     msgpack_zone_destroy(&zone);
 }
 
-void connection__process(struct connection *c) {
+static void process(struct connection *c) {
     size_t begin = 0; /* of the message in hand */
     while (!c->doom && !c->finishing && c->scanned < c->in.n) {
         /* Answers that pile up within one read count too. */
@@ -291,7 +294,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf) {
         c->heard_ms = uv_now(&s->loop);
         strbuf_append(&c->in, buf->base, (size_t)n);
         if (c->in.failed) connection__doom(c, "no memory for its requests");
-        else connection__process(c);
+        else process(c);
     }
     connection__settle(c);
 }

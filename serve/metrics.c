@@ -183,7 +183,7 @@ static void sparsity(struct strbuf *b, const char *m, const struct engine_stats 
         st->select_seconds);
 }
 
-void metrics__text(struct server *s, struct strbuf *b) {
+static void append_text(struct server *s, struct strbuf *b) {
     struct engine_stats st;
     const char *m = engine_model_name(s->engine);
     engine_get_stats(s->engine, &st);
@@ -282,7 +282,7 @@ static void answer(struct http_client *k) {
         strbuf_append_str(&body, "GET only\n");
     } else if (n == 8 && memcmp(path, "/metrics", 8) == 0) {
         type = "text/plain; version=0.0.4; charset=utf-8";
-        metrics__text(k->server, &body);
+        append_text(k->server, &body);
     } else if (n == 7 && memcmp(path, "/health", 7) == 0) {
         if (k->server->draining) status = "503 Service Unavailable";
         strbuf_append_str(&body, k->server->draining ? "draining\n" : "ok\n");

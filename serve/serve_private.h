@@ -136,8 +136,6 @@ struct server {
 /* server.c */
 void server__drain(struct server *s, int timeout_ms);
 void server__check_done(struct server *s);
-/* Look at every live stream; called when the engine sent wake. */
-void server__poll(struct server *s);
 
 /* listen.c */
 int listen__open(struct listener *l, struct server *s, const struct serve_listen *where,
@@ -157,8 +155,6 @@ void connection__settle(struct connection *c);
 bool connection__ready(const struct connection *c);
 void connection__tick(struct connection *c);
 void connection__close(struct connection *c);
-/* Take the requests that are in c->in. */
-void connection__process(struct connection *c);
 
 /* Answers, packed onto c->out. */
 msgpack_packer *connection__result(struct connection *c, uint32_t id);
@@ -263,7 +259,6 @@ struct param_text {
 /* metrics.c */
 void metrics__accept(uv_stream_t *listener, int status);
 void metrics__close_all(struct server *s);
-void metrics__text(struct server *s, struct strbuf *out);
 
 /* describe.c: the results of hello, stats, memory, plan, models */
 void describe__hello(struct connection *c, msgpack_packer *pk);

@@ -59,7 +59,8 @@ static void check_engine(struct server *s) {
     server__drain(s, FLUSH_MS);
 }
 
-void server__poll(struct server *s) {
+/* Look at every live stream: the engine sent wake. */
+static void poll_streams(struct server *s) {
     check_engine(s);
     for (struct connection *c = s->connections, *next; c; c = next) {
         next = c->next;
@@ -75,7 +76,7 @@ void server__poll(struct server *s) {
 }
 
 static void on_wake(uv_async_t *h) {
-    server__poll(h->data);
+    poll_streams(h->data);
 }
 
 static void on_tick(uv_timer_t *h) {
@@ -122,7 +123,7 @@ static void on_deadline(uv_timer_t *h) {
         }
     if (n > 0) log_info("drain: %d requests cut at the deadline", n);
     uv_timer_start(&s->deadline, on_flush_deadline, FLUSH_MS, 0);
-    server__poll(s);
+    poll_streams(s);
 }
 
 void server__drain(struct server *s, int timeout_ms) {

@@ -434,19 +434,6 @@ void model_drop_draft(struct model *m, int i) {
     model_limit(m, i, KVPOOL_DRAFT);
 }
 
-void model_shrink(struct model *m, int i, int n_tokens) {
-    struct model_seq *s = &m->s[i];
-    kvpool_seq_shrink(m->p, i, n_tokens);
-    for (int c = 0; c < 3; c++) {
-        if (!model_uses(m, s, c)) continue;
-        int end = blocks_of(n_tokens), n = blocks_of(s->n[c]);
-        if (end < n) end = n;
-        if (end >= s->end[c]) continue;
-        s->end[c] = end;
-        if (held(s, c) + end - n < s->limit[c]) s->limit[c] = held(s, c) + end - n;
-    }
-}
-
 void model_end(struct model *m, int i) {
     struct model_seq *s = &m->s[i];
     int h = m->n_history < MODEL_HISTORY ? m->n_history++ : model_draw(m, MODEL_HISTORY);

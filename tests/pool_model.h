@@ -87,7 +87,6 @@ void model_truncate(struct model *m, int i, int c, int to);
 void model_forget(struct model *m, int i, int first, int end);
 void model_drop_draft(struct model *m, int i);
 void model_register(struct model *m, int i, enum kvpool_origin origin, int n);
-void model_shrink(struct model *m, int i, int n_tokens);
 
 /* The text up to `committed` joins the history. */
 void model_end(struct model *m, int i);

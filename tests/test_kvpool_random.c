@@ -84,8 +84,7 @@ static void run_model(const struct kvpool_options *o, uint64_t seed, long n_ops,
         } else {
             if (op < 50) op_extend(&m, i);
             else if (op < 60) op_truncate(&m, i);
-            else if (op < 80) op_register(&m, i);
-            else if (op < 83) model_shrink(&m, i, model_draw(&m, MODEL_TOKENS));
+            else if (op < 83) op_register(&m, i);
             else if (op < 90) model_end(&m, i);
             else if (op < 94) op_forget(&m, i);
             else if (op < 96) model_drop_draft(&m, i);

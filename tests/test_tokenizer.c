@@ -171,7 +171,6 @@ static void test_tokenizer_default_target(void) {
     assert_int_equal(tokenizer_n_tokens(o.t), 49152);
     assert_int_equal(tokenizer_bos(o.t), 1);
     assert_false(tokenizer_adds_bos(o.t));
-    assert_false(tokenizer_adds_eos(o.t));
     assert_int_equal(tokenizer_find(o.t, "<|im_start|>"), 1);
     assert_int_equal(tokenizer_find(o.t, "<|im_end|>"), 2);
     assert_int_equal(tokenizer_find(o.t, "Hello"), 19556);
