@@ -9,6 +9,14 @@
  * speed and the levels in use drifted apart, the others went with speed, and nine rows were
  * believed to cost twice as much beside five as they did.)
  *
+ * What a row count costs is what its passes cost one after another. A pass behind one of another
+ * row count finds caches and clocks as that one left them: on a CPU two rows behind four cost a
+ * fifth more than behind two, nine behind one a tenth less. So lengths that change each round would
+ * look alike, and none worth keeping to. The first dozen passes behind a prompt cost up to 1.7
+ * times as much. A level that met these first would take them for its own and leave it to speed
+ * that they end, the next new level take the more for it: three rows were believed to cost 2.9
+ * times one, at 1.4. Both kinds of passes are noise to the filter, the more the nearer.
+ *
  * Times err upwards: a pass is held up, by twice or tenfold, in bad phases every other one is. None
  * is too short. So what lies above counts a little, and what lies far below is believed: the table
  * was too sure of itself.
@@ -33,6 +41,8 @@
 #define SPEED_STEP 0.02  /* of speed, from pass to pass */
 #define LEVEL_STEP 0.001 /* of each level */
 #define NEW_LEVEL 0.5    /* of a level that is guessed from its neighbours */
+#define TURN_NOISE 0.3   /* of a pass, more, behind one of another row count */
+#define PROMPT_NOISE 1.0 /* and behind a prompt */
 #define SPEED_KEEP (1 - 1.0 / 5000)
 /* In standard deviations of what was predicted: */
 #define MOST_ABOVE 1.35 /* what a time above counts */
@@ -45,7 +55,11 @@
 #define GUESS_DOWN 0.5  /* the same below the first known point */
 #define SLOPE_SPAN 2000 /* positions over which a time might double, before anything is known */
 
-enum { SPEED = DRAFT_COST_ROWS }; /* its place in the covariance */
+enum {
+    SPEED = DRAFT_COST_ROWS, /* its place in the covariance */
+    TURN_PASSES = 3,         /* of one row count, until they cost what they do */
+    PROMPT_PASSES = 12,
+};
 
 static const int grid[DRAFT_COST_ROWS] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  12,  14,  16,
                                           20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024};
@@ -216,6 +230,18 @@ static double to_grid(const struct draft_cost *c, int i, int n_rows, double kv, 
     return ns * v.ns[i] / draft__curve_at(&v, n_rows);
 }
 
+/* Variance of a pass of row i for what ran before it. A level that is new cannot wait for better
+ * passes. */
+static double unsettled(struct draft_cost *c, int i) {
+    double turn = 0, prompt = PROMPT_NOISE * c->n_cold / PROMPT_PASSES;
+    if (i != c->newest) c->n_turned = TURN_PASSES;
+    if (c->at[i].slow_n >= YOUNG) turn = TURN_NOISE * c->n_turned / TURN_PASSES;
+    c->newest = i;
+    c->n_turned -= c->n_turned > 0;
+    c->n_cold -= c->n_cold > 0;
+    return turn * turn + prompt * prompt;
+}
+
 /* The log of a time of row i lies `off` from the prediction. */
 static void follow(struct draft_cost *c, int i, double off) {
     double with[SPEED + 1], gain[SPEED + 1]; /* covariance with the prediction */
@@ -234,6 +260,7 @@ static void follow(struct draft_cost *c, int i, double off) {
         c->cov[SPEED][SPEED] += more * (1 - share);
         spread += more;
     }
+    spread += unsettled(c, i);
     for (int j = 0; j <= SPEED; j++) {
         with[j] = c->cov[j][i] + c->cov[j][SPEED];
         gain[j] = with[j] / spread;
@@ -295,6 +322,10 @@ void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, doub
     if (ns > SLOPE_CUT * level) ns = SLOPE_CUT * level;
     if (ns < level / SLOPE_CUT) ns = level / SLOPE_CUT;
     remember(p, kv_tokens, ns);
+}
+
+void draft_cost_disturb(struct draft_cost *c) {
+    c->n_cold = PROMPT_PASSES;
 }
 
 double draft_cost_predict(const struct draft_cost *c, int n_rows, double kv_tokens) {

@@ -12,8 +12,10 @@
  * lies behind it. So for each number of passes, whose opening all share; the best one wins. Then
  * each sequence is tried at a few other settings, and rows are exchanged between few.
  *
- * Catching up is paid once and serves the rounds after it, so it is charged by parts: over half of
- * the tokens that may still come, at most 128 rounds. Two rows a round are its ordinary share.
+ * Catching up is paid once and serves the rounds after it, so it is charged by parts, over those of
+ * them that lookup will not fill: as many as of late, by the tokens that may still come, at most
+ * 256. (Over all of them it looked so cheap that a draft caught up on a prompt for one round of two
+ * tokens.) Two rows a round are its ordinary share.
  *
  * A sequence whose model was found not to pay is off. It is tried again with one token when
  * `wait` rounds have passed, twice as many after each failure, and a hundredth of the time since
@@ -124,8 +126,8 @@ static double score(const struct round *r) {
 
 static double rows_to_catch_up(const struct draft_bid *b) {
     int left = b->n_left <= 0 || b->n_left > MOST_HORIZON ? MOST_HORIZON : b->n_left;
-    double rounds = left > 2 ? left / 2.0 : 1;
-    return b->n_lag <= 2 ? (b->n_lag < 1 ? 1 : b->n_lag) : 2 + (b->n_lag - 2) / rounds;
+    if (b->n_lag <= 2) return b->n_lag < 1 ? 1 : b->n_lag;
+    return 2 + (b->n_lag - 2) / draft__rate_rounds(&b->rate[DRAFT_BY_MODEL], left);
 }
 
 static void fill_earned(struct seat *s, int source, const struct draft_rate *rate, int most,
@@ -560,6 +562,11 @@ void draft_learn(const struct draft_bid *bid, struct draft_rate *prior, int n_dr
             learn_probe(bid->probe, bid->is_probe, n_accepted == n_drafted);
     } else if (prior && bid->forced < 0 && bid->max_model > 0 && bid->n_draft == 0) {
         draft__rate_fade(&prior[DRAFT_BY_MODEL], prior[DRAFT_BY_MODEL].tried[0] * DRAFT__KEEP_IDLE);
+    }
+    if (bid->forced < 0 && bid->max_model > 0) {
+        bool own = bid->source != DRAFT_BY_LOOKUP || bid->n_draft == 0;
+        draft__rate_count(&bid->rate[DRAFT_BY_MODEL], DRAFT__KEEP, own, n_emitted);
+        if (prior) draft__rate_count(&prior[DRAFT_BY_MODEL], DRAFT__KEEP_SHARE, own, n_emitted);
     }
     int n = n_looked_up < n_emitted ? n_looked_up : n_emitted, same = 0;
     if (n > KERN_MAX_DRAFT) n = KERN_MAX_DRAFT;

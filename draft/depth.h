@@ -33,12 +33,17 @@ struct draft_cost {
     /* Covariance of the logs of the levels and, last, of speed. */
     double cov[DRAFT_COST_ROWS + 1][DRAFT_COST_ROWS + 1];
     uint32_t n_observed;
+    int newest;           /* grid row of the newest pass */
+    int n_turned, n_cold; /* passes that will still feel another row count, and a prompt */
 };
 void draft_cost_init(struct draft_cost *c);
 /* A pass of n_rows generated rows took ns. A pass that was held up moves nothing by more than 3 %;
  * twice as slow for good is believed within about 50 passes, also of the row counts that were not
  * seen meanwhile. Ignores what is no finite time of a nanosecond or more. */
 void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, double ns);
+/* A pass with prompt rows ran, which is not observed: what the next dozen passes take says little
+ * of what passes take. */
+void draft_cost_disturb(struct draft_cost *c);
 /* Predicted ns of a pass; 0 while nothing is known. Monotone in rows and kv; rows that were never
  * seen are interpolated or extrapolated from those that were. */
 double draft_cost_predict(const struct draft_cost *c, int n_rows, double kv_tokens);
@@ -68,6 +73,8 @@ struct draft_rate {
     float prior[KERN_MAX_DRAFT];                           /* what they are drawn to */
     float share[DRAFT_N_LEVELS], n_rounds; /* of proposals of which each token is right with the
                                               level's chance, sum 1; rounds that speak for them */
+    float n_own, n_tokens; /* the model's, decayed: rounds that lookup left to it, used or not, and
+                              tokens of all rounds */
 };
 void draft_rate_init(struct draft_rate *r, const struct draft_rate *prior); /* NULL: a weak prior */
 /* All DRAFT_N_SOURCES of them; prior NULL: what is usual for each source. */
@@ -99,8 +106,8 @@ struct draft_bid {
     double kv_tokens; /* its context */
     double target_kv; /* positions of it that the target reads, a mean over layers; 0: kv_tokens */
     int n_lag;        /* committed tokens that the draft has not seen, pending included */
-    int n_left;       /* tokens that it may still emit: over those the cost of catching up
-                         is spread; 0: not known */
+    int n_left;       /* tokens that it may still emit: over the model's share of their rounds
+                         the cost of catching up is spread; 0: not known */
     struct draft_rate *rate;   /* [DRAFT_N_SOURCES], the sequence's own */
     struct draft_probe *probe; /* its state of re-probing */
     int forced;                /* >= 0: this many, whatever is predicted (a fixed setting);

@@ -22,12 +22,19 @@ uint32_t draft__cost_age(const struct draft_cost *c, int n_rows);
 void draft__rate_chances(const struct draft_rate *r, int n, double *chance);
 /* draft_rate_update with memory of about 1 / (1 - keep) rounds. */
 void draft__rate_update(struct draft_rate *r, double keep, int n_drafted, int n_accepted);
+/* A round emitted n_tokens; own: not by lookup. Memory as above. */
+void draft__rate_count(struct draft_rate *r, double keep, bool own, int n_tokens);
+/* Rounds that the model will have among those of n_tokens more tokens, at least 1. */
+double draft__rate_rounds(const struct draft_rate *r, int n_tokens);
 /* Let at most n_tried rounds of what is known count. */
 void draft__rate_fade(struct draft_rate *r, double n_tried);
 
-/* Memory of the engine's running rates by rounds that drafted, and by sequence rounds that did not:
- * what nobody tries is forgotten, or requests that begin with the model off would keep it off. */
+/* Memory of a request's rates of the model. Of the engine's running rates by rounds that drafted,
+ * and by sequence rounds that did not: what nobody tries is forgotten, or requests that begin with
+ * the model off would keep it off. Of the engine's share of rounds that lookup does not fill. */
+#define DRAFT__KEEP 0.96
 #define DRAFT__KEEP_PRIOR 0.995
 #define DRAFT__KEEP_IDLE 0.998
+#define DRAFT__KEEP_SHARE 0.99
 
 #endif

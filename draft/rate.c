@@ -22,10 +22,10 @@
 
 #include "base/err.h"
 
-#define KEEP 0.96
 #define PRIOR_ROUNDS 5.0f
 #define FIRST_ROUNDS 15.0f /* that what is usual counts more, before anything was seen */
 
+#define USUAL_TOKENS 2.0f /* of a round */
 #define KIND_SPREAD 0.2
 #define LEVEL_KEEP 0.92
 #define LEAST_SHARE 0.002 /* no kind of proposal is ever ruled out */
@@ -50,6 +50,8 @@ static void init_flat(struct draft_rate *r, float rate) {
     memset(r, 0, sizeof *r);
     r->tried[0] = FIRST_ROUNDS;
     r->accepted[0] = rate * FIRST_ROUNDS;
+    r->n_own = PRIOR_ROUNDS;
+    r->n_tokens = USUAL_TOKENS * PRIOR_ROUNDS;
     for (int i = 0; i < KERN_MAX_DRAFT; i++) r->prior[i] = rate;
 }
 
@@ -102,6 +104,9 @@ void draft_rate_init(struct draft_rate *r, const struct draft_rate *prior) {
         return;
     }
     memset(r, 0, sizeof *r);
+    float part = PRIOR_ROUNDS * USUAL_TOKENS / fmaxf(prior->n_tokens, PRIOR_ROUNDS * USUAL_TOKENS);
+    r->n_own = part * prior->n_own;
+    r->n_tokens = part * prior->n_tokens;
     double before = 0;
     for (int i = 0; i < KERN_MAX_DRAFT; i++) {
         before = estimate(prior, i, before);
@@ -132,7 +137,17 @@ void draft__rate_update(struct draft_rate *r, double keep, int n_drafted, int n_
 }
 
 void draft_rate_update(struct draft_rate *r, int n_drafted, int n_accepted) {
-    draft__rate_update(r, r->by_level ? LEVEL_KEEP : KEEP, n_drafted, n_accepted);
+    draft__rate_update(r, r->by_level ? LEVEL_KEEP : DRAFT__KEEP, n_drafted, n_accepted);
+}
+
+void draft__rate_count(struct draft_rate *r, double keep, bool own, int n_tokens) {
+    r->n_own = (float)(r->n_own * keep + own);
+    r->n_tokens = (float)(r->n_tokens * keep + n_tokens);
+}
+
+double draft__rate_rounds(const struct draft_rate *r, int n_tokens) {
+    double rounds = r->n_tokens > 0 ? n_tokens * (double)r->n_own / (double)r->n_tokens : n_tokens;
+    return rounds > 1 ? rounds : 1;
 }
 
 void draft__rate_fade(struct draft_rate *r, double n_tried) {

@@ -245,6 +245,7 @@ static int note_times(struct engine *g, int mark) {
     if (!rc) rc = ops->elapsed(g->kern, mark, mark + 1, &ns);
     if (rc || ns == 0) return rc;
     if (n_prompt == 0) note_cost(g, ns);
+    else draft_cost_disturb(&g->passes.target);
     engine__costs_update(&g->costs, n_gen, n_prompt, (double)ns);
     return 0;
 }
