@@ -11,53 +11,12 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "base/rng.h"
 #include "draft/depth.h"
+#include "tests/draft_machines.h"
 
-#define STEP_NS 5e6 /* one row of the target on an empty context */
-
-/* ---- Machines ---- */
-
-struct machine {
-    const char *name;
-    double v[9];       /* rows 1..9, in units of a step; beyond: the last difference goes on */
-    double draft;      /* a draft step of one row */
-    double draft_row;  /* each further row of it */
-    double per_kv;     /* growth of both by position, as a share of a step */
-    double row_per_kv; /* the same for each further row */
-};
-
-static const struct machine cpu_typical = {
-    "cpu", {1, 1.3, 1.8, 2.3, 2.75, 3.2, 3.65, 4.1, 4.6}, 0.18, 0.045, 0, 0};
-static const struct machine cpu_mild = {
-    "cpu mild", {1, 1.25, 1.6, 2.0, 2.4, 2.8, 3.2, 3.6, 4.0}, 0.15, 0.04, 0, 0};
-static const struct machine cpu_steep = {
-    "cpu steep", {1, 1.4, 2.0, 2.55, 3.1, 3.75, 4.4, 5.0, 5.6}, 0.2, 0.05, 0, 0};
-static const struct machine gpu = {
-    "gpu", {1, 1.02, 1.03, 1.05, 1.06, 1.07, 1.09, 1.1, 1.12}, 0.2, 0.001, 0, 0};
-static const struct machine gpu_tile = {
-    "gpu tiles of 4", {1, 1.01, 1.02, 1.03, 1.5, 1.51, 1.52, 1.53, 2.0}, 0.12, 0.001, 0, 0};
-static const struct machine cpu_long = {
-    "cpu long", {1, 1.3, 1.8, 2.3, 2.75, 3.2, 3.65, 4.1, 4.6}, 0.18, 0.045, 1.0 / 2000, 1.0 / 2500};
-static const struct machine *const machines[] = {&cpu_typical, &cpu_mild, &cpu_steep,
-                                                 &gpu,         &gpu_tile, &cpu_long};
-enum { N_MACHINES = sizeof machines / sizeof *machines };
-
-/* kv summed over sequences, rows over all. */
-static double target_ns(const struct machine *m, int rows, int n_seqs, double kv) {
-    double v = rows <= 9 ? m->v[rows - 1] : m->v[8] + (rows - 9) * (m->v[8] - m->v[7]);
-    double extra = (double)(rows - n_seqs) / n_seqs;
-    return STEP_NS * (v + kv * (m->per_kv + extra * m->row_per_kv));
-}
-
-static double draft_ns(const struct machine *m, int rows, double kv) {
-    return STEP_NS * (m->draft + m->draft_row * (rows - 1) + 0.1 * kv * m->per_kv);
-}
-
+/* Three per cent, now and then tenfold. */
 static double noise(uint64_t seed, uint32_t idx) {
     double u = rng_uniform(seed, 1, RNG_TEST, 2 * idx);
     if (rng_u32(seed, 1, RNG_TEST, 2 * idx + 1) % 200 == 0) return 10;
@@ -179,7 +138,7 @@ static void learned_init(struct learned *s) {
 
 /* One request; its rates and probe may be watched between rounds. */
 struct request {
-    const struct machine *m;
+    const struct draft_machine *m;
     const struct text *t;
     uint64_t seed;
     struct learned *s;
@@ -190,7 +149,7 @@ struct request {
     double speed; /* of the machine: times are divided by it */
 };
 
-static void request_begin(struct request *q, const struct machine *m, const struct text *t,
+static void request_begin(struct request *q, const struct draft_machine *m, const struct text *t,
                           uint64_t seed, struct learned *s, int forced) {
     *q = (struct request){.m = m, .t = t, .seed = seed, .s = s, .forced = forced, .speed = 1};
     q->lag = 1;
@@ -201,7 +160,7 @@ static double run_draft(struct request *q, int g) {
     double ns = 0;
     for (int pass = 0; pass < g; pass++) {
         int rows = pass == 0 ? q->lag : 1;
-        double one = draft_ns(q->m, rows, q->pos) / q->speed;
+        double one = draft_machine_draft_ns(q->m, rows, q->pos) / q->speed;
         draft_cost_observe(&q->s->costs.draft, rows, q->pos, one * noise(q->seed, q->n_passes++));
         ns += one;
     }
@@ -225,7 +184,7 @@ static struct draft_bid round_of(struct request *q, struct result *r) {
     while (a < g && (b.source == DRAFT_BY_MODEL ? model_right(q->t, q->seed, q->pos + a, a)
                                                 : lookup_right(q->t, q->seed, q->pos + a, n_match)))
         a++;
-    double pass = target_ns(q->m, 1 + g, 1, q->pos) / q->speed;
+    double pass = draft_machine_target_ns(q->m, 1 + g, 1, q->pos) / q->speed;
     draft_cost_observe(&q->s->costs.target, 1 + g, q->pos, pass * noise(q->seed, q->n_passes++));
     ns += pass;
     /* Ids stand for themselves: position p's is p, a wrong guess is -1. */
@@ -242,7 +201,7 @@ static struct draft_bid round_of(struct request *q, struct result *r) {
     }
     if (b.is_probe) {
         r->n_probes++;
-        r->probe_ns += ns - (a + 1) * target_ns(q->m, 1, 1, q->pos) / q->speed;
+        r->probe_ns += ns - (a + 1) * draft_machine_target_ns(q->m, 1, 1, q->pos) / q->speed;
     }
     r->ns += ns;
     r->n_rounds++;
@@ -252,7 +211,7 @@ static struct draft_bid round_of(struct request *q, struct result *r) {
     return b;
 }
 
-static struct result run(const struct machine *m, const struct text *t, uint64_t seed,
+static struct result run(const struct draft_machine *m, const struct text *t, uint64_t seed,
                          struct learned *s, int forced, int n_tokens) {
     struct result r = {0};
     struct request q;
@@ -266,8 +225,8 @@ static double ns_a_token(const struct result *r) {
 }
 
 /* A fixed setting proposes by lookup where that matches, else by the model, as --draft-tokens N. */
-static double best_fixed(const struct machine *m, const struct text *t, uint64_t seed, int n_tokens,
-                         int *best_g) {
+static double best_fixed(const struct draft_machine *m, const struct text *t, uint64_t seed,
+                         int n_tokens, int *best_g) {
     double best = 1e300;
     for (int g = 0; g <= 8; g++) {
         struct learned s;
@@ -295,11 +254,11 @@ static void regret(int n_requests, int n_tokens, double least_off, double least_
             learned_init(&plain);
             for (int n = 0; n < n_requests; n++) {
                 uint64_t seed = (uint64_t)(1000 * n + 17);
-                struct result r = run(machines[i], &texts[k], seed, &s, -1, n_tokens);
-                struct result o = run(machines[i], &texts[k], seed, &plain, 0, n_tokens);
+                struct result r = run(&draft_machines[i], &texts[k], seed, &s, -1, n_tokens);
+                struct result o = run(&draft_machines[i], &texts[k], seed, &plain, 0, n_tokens);
                 got += ns_a_token(&r);
                 off += ns_a_token(&o);
-                best += best_fixed(machines[i], &texts[k], seed, n_tokens, &best_g);
+                best += best_fixed(&draft_machines[i], &texts[k], seed, n_tokens, &best_g);
                 probes += r.probe_ns / r.ns / n_requests;
                 g += r.g_sum / r.n_rounds / n_requests;
             }
@@ -309,7 +268,7 @@ static void regret(int n_requests, int n_tokens, double least_off, double least_
             fprintf(
                 stderr,
                 "%s %-14s %-18s x off %.3f  x best (g=%d) %.3f  mean g %.2f  probes %.2f %%%s\n",
-                what, machines[i]->name, texts[k].name, off / got, best_g, best / got, g,
+                what, draft_machines[i].name, texts[k].name, off / got, best_g, best / got, g,
                 100 * probes, bad ? "  BAD" : "");
             n_bad += bad;
             worst_off = fmin(worst_off, off / got);
@@ -356,7 +315,7 @@ static void test_depth_follows_text(void) {
     struct request q;
     int n_wasted = 0;
     learned_init(&s);
-    request_begin(&q, &gpu, &turns_bad, 5, &s, -1);
+    request_begin(&q, &draft_machines[GPU], &turns_bad, 5, &s, -1);
     while (q.pos < 600) round_of(&q, &r);
     for (int i = 0; i < 400; i++) {
         struct draft_bid b = round_of(&q, &r);
@@ -367,7 +326,8 @@ static void test_depth_follows_text(void) {
     for (int k = 0; k < 2; k++) {
         int n_late = 0, n_good = 0;
         learned_init(&s);
-        request_begin(&q, k ? &gpu_tile : &gpu, &turns_good, 6, &s, -1);
+        request_begin(&q, k ? &draft_machines[GPU_TILE] : &draft_machines[GPU], &turns_good, 6, &s,
+                      -1);
         while (q.pos < 600) round_of(&q, &r);
         while (n_good < 5 && n_late < 1000) {
             struct draft_bid b = round_of(&q, &r);
@@ -380,7 +340,7 @@ static void test_depth_follows_text(void) {
     /* Where catching up is dear, the long way round: once after 512 idle rounds. */
     int n_late = 0, n_good = 0;
     learned_init(&s);
-    request_begin(&q, &cpu_typical, &turns_good_early, 7, &s, -1);
+    request_begin(&q, &draft_machines[CPU_TYPICAL], &turns_good_early, 7, &s, -1);
     while (q.pos < 300) round_of(&q, &r);
     while (n_good < 5 && n_late < 3000) {
         struct draft_bid b = round_of(&q, &r);
@@ -394,7 +354,8 @@ static void test_depth_follows_text(void) {
 /* Requests of a text without hope teach the engine to begin with the model off; when requests of
  * another kind follow, it finds out, although none of them begins with it. */
 static void test_depth_engine_recovers(void) {
-    static const struct machine *const dear[] = {&cpu_typical, &gpu};
+    static const struct draft_machine *const dear[] = {&draft_machines[CPU_TYPICAL],
+                                                       &draft_machines[GPU]};
     for (int i = 0; i < 2; i++) {
         struct learned s;
         learned_init(&s);
@@ -415,7 +376,7 @@ enum moment { NO_MOMENT, SLOW_MACHINE, HELD_UP };
 /* ns a token of 400 rounds that come 400 after a bad moment (or none): the whole machine at a third
  * of its speed, or every other pass held up by 15 ms of somebody else's work, while only rounds
  * with drafts ran. */
-static double after_moment(const struct machine *m, enum moment moment) {
+static double after_moment(const struct draft_machine *m, enum moment moment) {
     struct learned s;
     struct result skipped = {0}, after = {0};
     struct request q;
@@ -424,7 +385,7 @@ static double after_moment(const struct machine *m, enum moment moment) {
     for (int k = 0; k < 200; k++) round_of(&q, &skipped);
     for (int k = 0; k < 40 && moment != NO_MOMENT; k++)
         for (int rows = moment == HELD_UP ? 2 : 1; rows <= 9; rows++) {
-            double ns = target_ns(m, rows, 1, q.pos);
+            double ns = draft_machine_target_ns(m, rows, 1, q.pos);
             if (moment == SLOW_MACHINE) ns *= 3;
             else if (rng_u32(5, (uint64_t)(16 * k + rows), RNG_TEST, 0) % 2) ns += 15e6;
             draft_cost_observe(&s.costs.target, rows, q.pos, ns);
@@ -439,9 +400,10 @@ static void test_depth_forgets_bad_times(void) {
     static const char *const name[] = {[SLOW_MACHINE] = "slow", [HELD_UP] = "held up"};
     for (int i = 0; i < N_MACHINES; i++)
         for (enum moment k = SLOW_MACHINE; k <= HELD_UP; k++) {
-            double ratio = after_moment(machines[i], NO_MOMENT) / after_moment(machines[i], k);
+            double ratio =
+                after_moment(&draft_machines[i], NO_MOMENT) / after_moment(&draft_machines[i], k);
             fprintf(stderr, "after a bad moment (%s) on %-14s %.3f of the speed without\n", name[k],
-                    machines[i]->name, ratio);
+                    draft_machines[i].name, ratio);
             assert_true(ratio > 0.95);
         }
 }
@@ -454,7 +416,7 @@ static void test_depth_watches_lookup(void) {
     static const struct text bad = {"lookup bad", NULL, 0, 0, 100},
                              good = {"good", NULL, 100, 1, 0};
     learned_init(&s);
-    request_begin(&q, &cpu_typical, &bad, 5, &s, -1);
+    request_begin(&q, &draft_machines[CPU_TYPICAL], &bad, 5, &s, -1);
     int n = 0;
     for (int i = 0; i < 200; i++) n += round_of(&q, &r).n_draft > 0;
     fprintf(stderr, "bad lookup used in %d of 200 rounds\n", n);
@@ -477,218 +439,13 @@ static void test_depth_probes_are_cheap(void) {
     for (int i = 0; i < N_MACHINES; i++) {
         struct learned s;
         learned_init(&s);
-        struct result r = run(machines[i], &texts[3], 9, &s, -1, 3000);
+        struct result r = run(&draft_machines[i], &texts[3], 9, &s, -1, 3000);
         double share = r.probe_ns / r.ns;
         fprintf(stderr, "probes in vain on %-14s %3d in 3000 rounds, %.2f %% of the time\n",
-                machines[i]->name, r.n_probes, 100 * share);
+                draft_machines[i].name, r.n_probes, 100 * share);
         assert_true(r.n_probes >= 1);
         /* One catch-up of 512 tokens on a CPU is what is paid for the chance at all. */
-        assert_true(share <= (machines[i]->draft_row > 0.01 ? 0.025 : 0.015));
-    }
-}
-
-/* ---- Several sequences against trying everything ---- */
-
-enum { MOST_G = 4, MOST_CROWD = 4 };
-
-struct crowd {
-    struct draft_costs costs;
-    struct draft_bid bid[DRAFT_MAX_BIDS];
-    struct draft_rate rate[DRAFT_MAX_BIDS][DRAFT_N_SOURCES];
-    struct draft_probe probe[DRAFT_MAX_BIDS];
-    int n, n_other, max_rows;
-};
-
-/* A cost table that knows the machine exactly. */
-static void know(struct draft_costs *c, const struct machine *m, int n_seqs, double kv) {
-    draft_cost_init(&c->target);
-    draft_cost_init(&c->draft);
-    c->fixed_ns = 0;
-    for (int k = 0; k < 3; k++) {
-        for (int rows = 1; rows <= 128; rows++)
-            draft_cost_observe(&c->target, rows, kv, target_ns(m, rows, n_seqs, kv));
-        for (int rows = 1; k == 2 && rows <= 12; rows++) /* none is stale */
-            draft_cost_observe(&c->target, rows, kv, target_ns(m, rows, n_seqs, kv));
-        for (int rows = 1; rows <= 64; rows++)
-            draft_cost_observe(&c->draft, rows, kv, draft_ns(m, rows, kv));
-    }
-}
-
-static void make_crowd(struct crowd *w, const struct machine *m, int n, uint64_t seed) {
-    static const double level[] = {0.9, 0.65, 0.3, 0.05};
-    uint32_t idx = 0;
-    memset(w, 0, sizeof *w);
-    w->n = n;
-    w->n_other = (int)(rng_u32(seed, 0, RNG_TEST, idx++) % 3);
-    w->max_rows = 1000;
-    know(&w->costs, m, n + w->n_other, 100.0 * (n + w->n_other));
-    for (int i = 0; i < n; i++) {
-        draft_rates_init(w->rate[i], NULL);
-        for (int k = 0; k < DRAFT_N_SOURCES; k++) {
-            uint32_t which = rng_u32(seed, 0, RNG_TEST, idx++) % 4;
-            for (int j = 0; j < KERN_MAX_DRAFT; j++) w->rate[i][k].prior[j] = (float)level[which];
-            for (int j = 0; j < DRAFT_N_LEVELS; j++)
-                w->rate[i][k].share[j] = j == 0 ? 0.3f : j == 2 * (int)which + 2 ? 0.7f : 0;
-        }
-        uint32_t dice[4]; /* drawn in order: an initialiser has none */
-        for (int k = 0; k < 4; k++) dice[k] = rng_u32(seed, 0, RNG_TEST, idx++);
-        w->bid[i] = (struct draft_bid){.max_model = dice[0] % 4 ? MOST_G : 0,
-                                       .max_lookup = dice[1] % 3 ? 0 : MOST_G,
-                                       .n_match = 2 + (int)(dice[2] % 9),
-                                       .kv_tokens = 100,
-                                       .n_lag = 1 + (int)(dice[3] % 2),
-                                       .rate = w->rate[i],
-                                       .probe = &w->probe[i],
-                                       .forced = -1};
-    }
-}
-
-/* What the tables say, asked once. */
-struct prices {
-    double target[MOST_CROWD * MOST_G + 8];           /* [rows] */
-    double draft[2 * MOST_CROWD + 1][MOST_CROWD + 1]; /* [rows][sequences] */
-    double earned[MOST_CROWD][2][MOST_G + 1];         /* [bid][source][g] */
-};
-
-static void ask_prices(const struct crowd *w, struct prices *p) {
-    double kv = 100.0 * (w->n + w->n_other);
-    for (int rows = 1; rows < MOST_CROWD * MOST_G + 8; rows++)
-        p->target[rows] = draft_cost_predict(&w->costs.target, rows, kv);
-    for (int rows = 1; rows <= 2 * MOST_CROWD; rows++)
-        for (int n = 1; n <= MOST_CROWD; n++)
-            p->draft[rows][n] = draft_cost_predict(&w->costs.draft, rows, 100.0 * n);
-    for (int i = 0; i < w->n; i++) {
-        for (int source = 0; source < 2; source++) {
-            int idx = draft_rate_idx(source, w->bid[i].n_match);
-            double all = 1, sum = 0;
-            p->earned[i][source][0] = 0;
-            for (int j = 0; j < MOST_G; j++) {
-                all *= draft_rate_at(&w->bid[i].rate[idx], j);
-                p->earned[i][source][j + 1] = sum += all;
-            }
-        }
-    }
-}
-
-/* Tokens by ns of settings; -g means lookup. Written from the definition, not from the code. */
-static double price(const struct crowd *w, const struct prices *p, const int *g) {
-    double tokens = w->n + w->n_other;
-    int rows = w->n + w->n_other, n_at[MOST_G] = {0}, lag = 0;
-    for (int i = 0; i < w->n; i++) {
-        tokens += p->earned[i][g[i] < 0][abs(g[i])];
-        rows += abs(g[i]);
-        for (int j = 0; j < g[i]; j++) n_at[j]++;
-        if (g[i] > 0) lag += w->bid[i].n_lag;
-    }
-    double ns = p->target[rows];
-    for (int j = 0; j < MOST_G && n_at[j] > 0; j++) ns += p->draft[j == 0 ? lag : n_at[j]][n_at[j]];
-    return tokens / ns;
-}
-
-/* The best price of all settings, counted through like the digits of a number. */
-static double brute(const struct crowd *w, const struct prices *p) {
-    int g[MOST_CROWD], i = 0;
-    double best = 0;
-    for (int k = 0; k < w->n; k++) g[k] = -w->bid[k].max_lookup;
-    while (i < w->n) {
-        best = fmax(best, price(w, p, g));
-        for (i = 0; i < w->n && ++g[i] > w->bid[i].max_model; i++) g[i] = -w->bid[i].max_lookup;
-    }
-    return best;
-}
-
-static void test_choice_of_many(void) {
-    double worst = 1, sum = 0;
-    int n_cases = 0, n_drafting = 0, n_lookup = 0;
-    for (int i = 0; i < N_MACHINES; i++) {
-        for (uint64_t seed = 1; seed <= 60; seed++) {
-            struct crowd w;
-            int chosen[MOST_CROWD], n = 1 + (int)(seed % MOST_CROWD);
-            make_crowd(&w, machines[i], n, seed);
-            struct prices p;
-            ask_prices(&w, &p);
-            double best = brute(&w, &p);
-            for (int k = 0; k < n; k++) w.probe[k].wait = 1000; /* off: no probes, no staying */
-            draft_choose(&w.costs, w.bid, n, w.n_other, 100.0 * w.n_other, w.max_rows);
-            for (int k = 0; k < n; k++) {
-                const struct draft_bid *b = &w.bid[k];
-                chosen[k] = b->source == DRAFT_BY_LOOKUP ? -b->n_draft : b->n_draft;
-                n_drafting += b->n_draft > 0;
-                n_lookup += chosen[k] < 0;
-            }
-            double got = price(&w, &p, chosen) / best;
-            sum += got;
-            n_cases++;
-            worst = fmin(worst, got);
-            if (n == 1 && got < 1 - 1e-6)
-                fail_msg("%s seed %d: one sequence must be exact, %f", machines[i]->name, (int)seed,
-                         got);
-        }
-    }
-    fprintf(stderr,
-            "choice against brute force: mean %.4f, worst %.4f of %d; %d drafting, %d by lookup\n",
-            sum / n_cases, worst, n_cases, n_drafting, n_lookup);
-    assert_true(worst >= 0.97 && sum / n_cases >= 0.998);
-    assert_true(n_drafting > 100 && n_lookup > 20);
-}
-
-/* Limits and fixed settings. */
-static void test_choice_limits(void) {
-    struct crowd w;
-    for (uint64_t seed = 1; seed <= 40; seed++) {
-        for (int max_rows = -1; max_rows < 30; max_rows += 3) {
-            int n = 1 + (int)(seed % 9), sum = 0;
-            make_crowd(&w, &gpu, n, seed);
-            for (int i = 0; i < n; i++) w.bid[i].forced = i % 3 == 0 ? (int)(seed % 17) : -1;
-            draft_choose(&w.costs, w.bid, n, w.n_other, 100, max_rows);
-            for (int i = 0; i < n; i++) {
-                const struct draft_bid *b = &w.bid[i];
-                int most = b->source == DRAFT_BY_LOOKUP ? b->max_lookup : b->max_model;
-                assert_true(b->n_draft >= 0 && b->n_draft <= most);
-                if (b->forced < 0) continue;
-                assert_false(b->is_probe);
-                if (max_rows < 30 - 3) continue;
-                assert_int_equal(b->source == DRAFT_BY_LOOKUP, b->max_lookup > 0 && b->forced > 0);
-                assert_int_equal(b->n_draft, b->forced < most ? b->forced : most);
-            }
-            for (int i = 0; i < n; i++) sum += w.bid[i].n_draft;
-            assert_true(sum <= (max_rows > 0 ? max_rows : 0));
-        }
-    }
-    draft_choose(&w.costs, w.bid, 0, 3, 100, 10);
-    /* Nothing known yet: the model drafts two or three. */
-    struct learned s;
-    learned_init(&s);
-    make_crowd(&w, &gpu, 1, 1);
-    draft_rates_init(w.rate[0], s.prior);
-    w.bid[0].max_model = 8;
-    w.bid[0].max_lookup = 0;
-    draft_choose(&s.costs, w.bid, 1, 0, 0, 100);
-    assert_true(w.bid[0].n_draft >= 2 && w.bid[0].n_draft <= 3);
-}
-
-static void test_choice_is_quick(void) {
-    struct crowd w;
-    static const int sizes[] = {1, 8, 32, DRAFT_MAX_BIDS};
-    for (int k = 0; k < 4; k++) {
-        int n = sizes[k], rounds = 8000 / n;
-        double sum = 0, least = 1e300;
-        for (uint64_t seed = 1; seed <= 5; seed++) {
-            make_crowd(&w, seed % 2 ? &gpu : &cpu_mild, n, seed);
-            for (int i = 0; i < n; i++) w.bid[i].max_model *= 2;
-            clock_t start = clock(); /* CPU time: others may be busy */
-            for (int i = 0; i < rounds; i++)
-                draft_choose(&w.costs, w.bid, n, w.n_other, 100.0 * w.n_other, w.max_rows);
-            double us = (double)(clock() - start) * 1e6 / CLOCKS_PER_SEC / rounds;
-            sum += us / 5;
-            least = fmin(least, us);
-        }
-        fprintf(stderr, "choice of %3d bids: %.1f us on average, least %.1f\n", n, sum, least);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-        assert_true(n > 32 || least < 1000);
-#else
-        assert_true(n > 32 || least < 60); /* 10 measured; a slow machine may take longer */
-#endif
+        assert_true(share <= (draft_machines[i].draft_row > 0.01 ? 0.025 : 0.015));
     }
 }
 
@@ -700,8 +457,5 @@ const struct test tests[] = {
     {"depth_forgets_bad_times", TEST_QUICK, 20000, test_depth_forgets_bad_times},
     {"depth_watches_lookup", TEST_QUICK, 20000, test_depth_watches_lookup},
     {"depth_probes_are_cheap", TEST_QUICK, 20000, test_depth_probes_are_cheap},
-    {"choice_of_many", TEST_QUICK, 20000, test_choice_of_many},
-    {"choice_limits", TEST_QUICK, 20000, test_choice_limits},
-    {"choice_is_quick", TEST_QUICK, 20000, test_choice_is_quick},
     {0},
 };
