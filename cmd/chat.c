@@ -1,6 +1,5 @@
 /* `tandem chat`: a conversation with a server, in the terminal or for one message. */
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "cmd/chat_report.h"
 #include "cmd/cmd.h"
 #include "cmd/line_editor.h"
 #include "cmd/sampling_flags.h"
@@ -131,71 +131,16 @@ static void print_note(const struct strbuf *text) {
     else fprintf(stderr, "# %s\n", text->data);
 }
 
-/* The numbers of a server, which may be any. */
-static struct engine_speculation speculation_of(const struct client_speculation *s) {
-    struct engine_speculation out = {
-        .n_rounds = (uint64_t)s->rounds,
-        .n_plain_rounds = (uint64_t)s->plain_rounds,
-        .n_drafted = (uint64_t)s->drafted,
-        .n_accepted = (uint64_t)s->accepted,
-        .n_lookup_drafted = (uint64_t)s->lookup_drafted,
-        .n_lookup_accepted = (uint64_t)s->lookup_accepted,
-        .n_page_rollbacks = (uint64_t)s->page_rollbacks,
-        .draft_ns = (int64_t)(fmin(fmax(s->draft_ms, 0), 1e12) * 1e6),
-        .verify_ns = (int64_t)(fmin(fmax(s->verify_ms, 0), 1e12) * 1e6),
-    };
-    for (int i = 0; i < s->n_places && i < KERN_MAX_DRAFT; i++) {
-        out.n_drafted_at[i] = (uint64_t)s->drafted_at[i];
-        out.n_accepted_at[i] = (uint64_t)s->accepted_at[i];
-    }
-    return out;
-}
-
-static struct engine_sparsity sparsity_of(const struct client_sparsity *s) {
-    struct engine_sparsity out = {.n_selections = (int)s->selections,
-                                  .n_blocks = (int)s->blocks,
-                                  .n_kept = (int)s->kept,
-                                  .n_kept_first = (int)s->first_kept,
-                                  .n_lists = (int)s->n_lists,
-                                  .n_union = (int)s->n_union,
-                                  .n_wide = (int)s->wide,
-                                  .n_cut = (int)s->cut,
-                                  .select_ns = (int64_t)(fmin(fmax(s->select_ms, 0), 1e12) * 1e6),
-                                  .kv_shallow_bytes = (uint64_t)s->kv_shallow_bytes,
-                                  .kv_deep_bytes = (uint64_t)s->kv_deep_bytes,
-                                  .kv_dense_bytes = (uint64_t)s->kv_dense_bytes,
-                                  .exact = {.n_passes = (uint64_t)s->exact_passes,
-                                            .n_provisional = (uint64_t)s->exact_provisional,
-                                            .n_accepted = (uint64_t)s->exact_accepted,
-                                            .n_tokens = (uint64_t)s->exact_tokens},
-                                  .prefill = {.n_selections = (uint64_t)s->prefill_selections,
-                                              .kv_bytes = (uint64_t)s->prefill_bytes,
-                                              .kv_dense_bytes = (uint64_t)s->prefill_dense_bytes}};
-    /* A newer server's selector is shown as unknown. */
-    if (target_selector_parse(&out.settings.selector, s->selector, strlen(s->selector), NULL))
-        out.settings.selector = s->selector[0] ? TARGET_UNSET : TARGET_OFF;
-    return out;
-}
-
 static void print_summary(const struct chat *c, const struct client_done *d) {
     struct strbuf text = {0};
-    struct engine_speculation spec = speculation_of(&d->speculation);
     if (c->quiet && !c->stats) return; /* asked for by name: --quiet does not take it away */
-    strbuf_printf(&text, "%lld tokens", (long long)d->completion_tokens);
-    if (d->tokens_per_second > 0) strbuf_printf(&text, ", %.1f tokens/s", d->tokens_per_second);
-    strbuf_printf(&text, ", first after %.0f ms, prompt %lld tokens (%lld cached)", d->ttft_ms,
-                  (long long)d->prompt_tokens, (long long)d->cached_tokens);
-    struct engine_sparsity sparsity = sparsity_of(&d->sparsity);
-    speculation_append_short(&text, &spec);
-    sparsity_append_short(&text, &sparsity);
-    if (strcmp(d->finish_reason, "stop") != 0)
-        strbuf_printf(&text, ", ended by: %.24s", d->finish_reason);
+    chat_report_done(&text, d);
     print_note(&text);
     strbuf_clear(&text);
-    speculation_append_long(&text, &spec, d->speculation.no_draft);
+    chat_report_speculation(&text, d);
     if (c->stats) print_note(&text);
     strbuf_clear(&text);
-    sparsity_append_long(&text, &sparsity);
+    chat_report_sparsity(&text, d);
     if (c->stats) print_note(&text);
     strbuf_deinit(&text);
 }
@@ -326,50 +271,19 @@ static const char help_text[] =
     "Ctrl-C stops the running answer, twice leaves. A line that begins with // is sent with one "
     "/.\n";
 
-static int64_t number(const msgpack_object *map, const char *key) {
-    const msgpack_object *v = map ? rpc_get(map, key) : NULL;
-    int64_t n = 0;
-    if (v) rpc_int(v, 0, INT64_MAX, &n);
-    return n;
-}
-
 /* What the server does, to stdout for the command, to stderr beside an answer. */
 static void print_stats(struct chat *c, FILE *to) {
     msgpack_object r;
     struct err e = {0};
+    struct strbuf text = {0};
     if ((!c->client && connect_to(c, &e) != 0) ||
         client_call(c->client, "stats", NULL, 0, NULL, &r, &e) != 0) {
         cmd_fail(&e);
         return;
     }
-    const msgpack_object *pool = rpc_get(&r, "pool"), *server = rpc_get(&r, "server");
-    fprintf(to, "running %lld, waiting %lld, paused %lld, connections %lld\n",
-            (long long)number(&r, "running"), (long long)number(&r, "waiting"),
-            (long long)number(&r, "paused"), (long long)number(server, "connections"));
-    fprintf(to, "prompt tokens %lld (%lld from the cache), generated %lld\n",
-            (long long)number(&r, "prompt_tokens"), (long long)number(&r, "cached_prompt_tokens"),
-            (long long)number(&r, "generated_tokens"));
-    struct client_speculation all;
-    struct strbuf line = {0};
-    client_read_speculation(&all, rpc_get(&r, "speculation"));
-    struct engine_speculation spec = speculation_of(&all);
-    speculation_append_long(&line, &spec, "");
-    if (line.n) fprintf(to, "%s\n", line.data);
-    strbuf_deinit(&line);
-    fprintf(to, "resident %s, pool %s\n", cmd_bytes((double)number(&r, "resident_bytes")),
-            cmd_bytes((double)number(pool, "arena_bytes")));
-    const msgpack_object *classes = pool ? rpc_get(pool, "classes") : NULL;
-    if (!classes || classes->type != MSGPACK_OBJECT_MAP) return;
-    for (uint32_t i = 0; i < classes->via.map.size; i++) {
-        const msgpack_object_kv *kv = &classes->via.map.ptr[i];
-        const char *name = "?";
-        size_t n = 1;
-        rpc_text(&kv->key, &name, &n);
-        fprintf(to, "  %-8.*s pages of %s: %lld used, %lld cached, %lld free\n", (int)n, name,
-                cmd_bytes((double)number(&kv->val, "page_bytes")),
-                (long long)number(&kv->val, "used"), (long long)number(&kv->val, "cached"),
-                (long long)number(&kv->val, "free"));
-    }
+    chat_report_stats(&text, &r);
+    if (text.n) fwrite(text.data, 1, text.n, to);
+    strbuf_deinit(&text);
 }
 
 /* "/word rest": true where it was a command; *leave is set by /quit. */
@@ -412,14 +326,10 @@ static bool command(struct chat *c, const char *line, bool *leave) {
 /* ---- Modes ---- */
 
 static void print_greeting(const struct chat *c) {
-    const msgpack_object *model = rpc_get(client_hello(c->client), "model");
-    const msgpack_object *name = model ? rpc_get(model, "name") : NULL;
-    const char *s = "?";
-    size_t n = 1;
-    if (name) rpc_text(name, &s, &n);
-    if (!c->quiet)
-        printf("%.*s, context %lld. /help lists the commands, Ctrl-D leaves.\n", (int)n, s,
-               (long long)number(model, "context"));
+    struct strbuf text = {0};
+    chat_report_greeting(&text, client_hello(c->client));
+    if (!c->quiet && text.n) fwrite(text.data, 1, text.n, stdout);
+    strbuf_deinit(&text);
 }
 
 /* $XDG_STATE_HOME/tandem_history, else ~/.local/state/tandem_history; NULL where there is no home.

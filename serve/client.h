@@ -87,7 +87,7 @@ void client_read_speculation(struct client_speculation *out, const msgpack_objec
 /* What sparse reading did for one answer. */
 struct client_sparsity {
     char selector[24]; /* "" where the server says nothing of it */
-    int64_t selections, wide, blocks, kept, first_kept, cut;
+    int64_t selections, wide, blocks, kept, first_kept, cut, dropped;
     int64_t n_lists, n_union; /* of the newest selection; blocks that one of its lists holds */
     double select_ms;
     int64_t kv_shallow_bytes, kv_deep_bytes, kv_dense_bytes;

@@ -60,6 +60,7 @@ static void take_sparsity(struct client_sparsity *out, const msgpack_object *map
     take_int(map, "union", &out->n_union);
     take_int(map, "wide", &out->wide);
     take_int(map, "cut", &out->cut);
+    take_int(map, "dropped", &out->dropped);
     client__take_real(map, "select_ms", &out->select_ms);
     take_int(map, "kv_shallow_bytes", &out->kv_shallow_bytes);
     take_int(map, "kv_deep_bytes", &out->kv_deep_bytes);
