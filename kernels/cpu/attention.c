@@ -13,6 +13,7 @@ enum {
     QT = VL == 16 ? 6 : 3, /* queries of a register tile */
     CV = 4,                /* vectors */
     COLS = CV * VL,
+    CHAINS = 4,
     LOOK = 2, /* blocks between the one in use and the one on its way */
 };
 
@@ -403,23 +404,34 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
 
 /* ---- Leaves and nodes ---------------------------------------------------------------------- */
 
-/* Largest score, weights exp(score - m) in place and their sum. 16 lanes over the columns in order.
- */
+/* Largest score, weights exp(score - m) in place and their sum; n_cols a multiple of 64. CHAINS
+ * vectors in turn over the columns in order, as one would wait for itself. */
 static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
-    vf top[VN], sum[VN];
-    for (int v = 0; v < VN; v++) {
-        top[v] = v_set1(-INFINITY);
-        sum[v] = v_set1(0.f);
+    vf top[CHAINS], sum[CHAINS];
+#pragma GCC unroll 4
+    for (int x = 0; x < CHAINS; x++) {
+        top[x] = v_set1(-INFINITY);
+        sum[x] = v_set1(0.f);
     }
-    for (int c = 0; c < n_cols; c += 16)
-        for (int v = 0; v < VN; v++) top[v] = v_max(v_load(score + c + v * VL), top[v]);
+    for (int c = 0; c < n_cols; c += CHAINS * VL)
+#pragma GCC unroll 4
+        for (int x = 0; x < CHAINS; x++) top[x] = v_max(v_load(score + c + x * VL), top[x]);
+#pragma GCC unroll 2
+    for (int n = CHAINS / 2; n >= VN; n /= 2)
+#pragma GCC unroll 2
+        for (int x = 0; x < n; x++) top[x] = v_max(top[x], top[x + n]);
     float m = v_max16(top);
-    for (int c = 0; c < n_cols; c += 16)
-        for (int v = 0; v < VN; v++) {
-            vf p = v_exp_weight(v_sub(v_load(score + c + v * VL), v_set1(m)));
-            v_store(score + c + v * VL, p);
-            sum[v] = v_add(sum[v], p);
+    for (int c = 0; c < n_cols; c += CHAINS * VL)
+#pragma GCC unroll 4
+        for (int x = 0; x < CHAINS; x++) {
+            vf p = v_exp_weight(v_sub(v_load(score + c + x * VL), v_set1(m)));
+            v_store(score + c + x * VL, p);
+            sum[x] = v_add(sum[x], p);
         }
+#pragma GCC unroll 2
+    for (int n = CHAINS / 2; n >= VN; n /= 2)
+#pragma GCC unroll 2
+        for (int x = 0; x < n; x++) sum[x] = v_add(sum[x], sum[x + n]);
     *m_out = m;
     *l_out = v_sum16(sum);
 }
@@ -427,12 +439,16 @@ static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
 /* `then`, `then_leaf`: what this thread reads behind it (NULL: nothing). */
 static void plan_route(struct work *w, const struct attn_tile *then, int then_leaf) {
     const struct attn_sight *see = w->sight;
-    w->n_route = w->place = 0;
-    for (int value = 0; value < 2; value++)
-        for (int e = see->e0; e < see->e1; e++)
-            if (see->any[e - see->e0])
-                w->route[w->n_route++] =
-                    see->quarters[e - see->e0] == 15 ? attn_page(w->job, w->tile, e, value) : NULL;
+    const struct kern_kv *kv = w->job->kv;
+    int n = 0;
+    for (int e = see->e0; e < see->e1; e++)
+        if (see->any[e - see->e0])
+            w->route[n++] =
+                see->quarters[e - see->e0] == 15 ? attn_page(w->job, w->tile, e, false) : NULL;
+    for (int i = 0; i < n; i++)
+        w->route[n + i] = w->route[i] ? w->route[i] + (kv->v_offset - kv->k_offset) : NULL;
+    w->n_route = 2 * n;
+    w->place = 0;
     for (int i = 0, e = then_leaf * ATTN_ENTRIES; then && i < LOOK && e < then->n_entries; i++, e++)
         w->route[w->n_route++] =
             attn_quarters(w->job, then, e) == 15 ? attn_page(w->job, then, e, false) : NULL;
