@@ -166,9 +166,12 @@ static void attention(struct strbuf *b, const struct eval_results *r) {
         double n = a->n ? a->n : 1;
         strbuf_printf(b,
                       "%s\n  {\"tokens\": %d, \"texts\": %d, \"first_layer\": %d, \"best_blocks\": "
-                      "%d, \"blocks_of_64\": %.6f, \"blocks_of_128\": %.6f, \"layers\": [",
-                      l ? "," : "", r->read->length[l], a->n, r->bed->select_layer, a->n_best,
-                      a->by_size[0] / n, a->by_size[1] / n);
+                      "%d",
+                      l ? "," : "", r->read->length[l], a->n, r->bed->select_layer, a->n_best);
+        for (int i = 0; i < EVAL_SIZES; i++)
+            if (a->by_size[i] > 0)
+                strbuf_printf(b, ", \"blocks_of_%d\": %.6f", KERN_QUARTER << i, a->by_size[i] / n);
+        strbuf_append_str(b, ", \"layers\": [");
         for (int i = 0; i < a->n_layers; i++)
             strbuf_printf(b,
                           "%s\n    {\"layer\": %d, \"top_5\": %.6f, \"top_10\": %.6f, \"top_20\": "

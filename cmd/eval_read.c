@@ -55,6 +55,9 @@ struct view {
     float *all;   /* [blocks] mean over deep layers and heads */
     float *layer; /* [layers][blocks] mean over a layer's heads */
     float *head;  /* [layers][KV heads][blocks] mean over the query heads that read it */
+    /* [layers][KV heads][4 * blocks] of the quarters, the most over the query heads of a KV head,
+     * added up over the rows that were looked at; NULL: nobody asked. And the mean over those. */
+    float *quarter, *all_quarters;
     float *sorted;
     uint8_t *mark, *mark_first;
     int n_blocks, n_layers, n_kv_heads;
@@ -63,24 +66,31 @@ struct view {
 static void view_close(struct view *v) {
     free(v->all);
     free(v->head);
+    free(v->quarter);
+    free(v->all_quarters);
     free(v->layer);
     free(v->sorted);
     free(v->mark);
     free(v->mark_first);
 }
 
-static int view_open(struct view *v, int n_blocks, int n_layers, int n_kv_heads, struct err *e) {
-    size_t n = (size_t)n_blocks, l = (size_t)n_layers;
+static int view_open(struct view *v, int n_blocks, int n_layers, int n_kv_heads, bool quarters,
+                     struct err *e) {
+    size_t n = (size_t)n_blocks, l = (size_t)n_layers, q = quarters ? TARGET_QUARTERS * n : 0;
     *v = (struct view){.all = malloc(sizeof(float) * n),
                        .layer = malloc(sizeof(float) * n * l),
                        .head = malloc(sizeof(float) * n * l * (size_t)n_kv_heads),
-                       .sorted = malloc(sizeof(float) * n),
+                       .quarter = calloc(q * l * (size_t)n_kv_heads + 1, sizeof(float)),
+                       .all_quarters = calloc(q + 1, sizeof(float)),
+                       .sorted = malloc(sizeof(float) * TARGET_QUARTERS * n),
                        .mark = malloc(n),
                        .mark_first = malloc(n),
                        .n_blocks = n_blocks,
                        .n_layers = n_layers,
                        .n_kv_heads = n_kv_heads};
-    if (v->all && v->layer && v->head && v->sorted && v->mark && v->mark_first) return 0;
+    if (v->all && v->layer && v->head && v->quarter && v->all_quarters && v->sorted && v->mark &&
+        v->mark_first)
+        return 0;
     view_close(v);
     return err_raise(e, E_NOMEM, "no memory for the attention of %d blocks", n_blocks);
 }
@@ -125,21 +135,52 @@ static void read_masses(struct view *v, const struct target_masses *m) {
     }
 }
 
-/* Attention that an oracle keeps of as many tokens in blocks of 64 and of 128: sizes of selection
- * against each other. Blocks of 128 are pairs. */
-static void add_sizes(struct eval_attention *a, const struct view *v) {
-    int n = v->n_blocks / 2;
-    float *pairs = malloc(sizeof *pairs * (size_t)(n + 1));
-    if (!pairs) return;
-    for (int i = 0; i < n; i++) pairs[i] = v->all[2 * i] + v->all[2 * i + 1];
-    if (v->n_blocks % 2) pairs[n] = v->all[v->n_blocks - 1];
-    a->by_size[0] += share_of_best(v->all, v->n_blocks, a->n_best, v->sorted);
-    a->by_size[1] += share_of_best(pairs, n + v->n_blocks % 2, a->n_best / 2.0, v->sorted);
-    free(pairs);
+/* What the rows ids[n] behind the prompt, one by one, pay to quarters. */
+static int read_quarters(struct eval_bed *b, struct view *v, const int32_t *ids, int n,
+                         struct err *e) {
+    size_t n_quarters = TARGET_QUARTERS * (size_t)v->n_blocks;
+    int n_own = v->n_layers * v->n_kv_heads;
+    int rc = target_trace_rewind(b->trace, b->scores.n_tokens, e);
+    for (int i = 0; i < n && !rc; i++) {
+        struct target_seen seen;
+        rc = target_trace_look_apart(b->trace, ids[i], &seen, e);
+        for (int own = 0; own < n_own && !rc; own++) {
+            const float *from = seen.quarters + (size_t)own * TARGET_QUARTERS * (size_t)seen.stride;
+            for (size_t q = 0; q < n_quarters; q++) {
+                v->quarter[(size_t)own * n_quarters + q] += from[q];
+                v->all_quarters[q] += from[q] / (float)n_own;
+            }
+        }
+    }
+    return rc;
+}
+
+/* Attention that an oracle keeps of as many tokens in blocks of several sizes, each so many `parts`
+ * that lie side by side: sizes of selection against each other. The last block may be shorter. */
+static void add_size(double *to, const float *part, int n_parts, int parts, double k,
+                     float *scratch) {
+    int n = (n_parts + parts - 1) / parts;
+    float *block = calloc((size_t)n + 1, sizeof *block);
+    for (int i = 0; block && i < n_parts; i++) block[i / parts] += part[i];
+    if (block) *to += share_of_best(block, n, k, scratch);
+    free(block);
+}
+
+static void add_sizes(struct eval_attention *a, const struct view *v, bool quarters) {
+    int n = v->n_blocks;
+    for (int i = 0; i < EVAL_SIZES; i++) {
+        int size = KERN_QUARTER << i; /* tokens */
+        double k = (double)a->n_best * TARGET_BLOCK / size;
+        if (quarters)
+            add_size(&a->by_size[i], v->all_quarters, TARGET_QUARTERS * n, size / KERN_QUARTER, k,
+                     v->sorted);
+        else if (size >= TARGET_BLOCK)
+            add_size(&a->by_size[i], v->all, n, size / TARGET_BLOCK, k, v->sorted);
+    }
 }
 
 static void add_attention(struct eval_attention *a, struct view *v, const struct target_masses *m,
-                          int n_window) {
+                          bool quarters, int n_window) {
     int n = v->n_blocks;
     a->n++;
     a->n_layers = m->n_layers;
@@ -159,7 +200,7 @@ static void add_attention(struct eval_attention *a, struct view *v, const struct
         }
         a->overlap[l] += best ? (double)same / best : 1;
     }
-    add_sizes(a, v);
+    add_sizes(a, v, quarters);
 }
 
 /* ---- One text ---- */
@@ -169,6 +210,22 @@ static double mass_of(const float *truth, int n_blocks, const struct target_kept
     double sum = 0, held = 0;
     for (int i = 0; i < n_blocks; i++) sum += (double)truth[i];
     for (int i = 0; i < k->n; i++) held += (double)truth[k->block[i]];
+    return sum > 0 ? held / sum : 1;
+}
+
+/* Quarters of one list, or of each one's own. */
+static double mass_of_quarters(const struct view *v, const struct target_kept *k) {
+    size_t n_quarters = TARGET_QUARTERS * (size_t)v->n_blocks;
+    double sum = 0, held = 0;
+    for (int own = 0; own < v->n_layers * v->n_kv_heads; own++) {
+        const float *truth = v->quarter + (size_t)own * n_quarters;
+        const struct target_kept *list = k->own ? &k->own[own] : k;
+        for (size_t q = 0; q < n_quarters; q++) sum += (double)truth[q];
+        for (int i = 0; i < list->n; i++)
+            for (int q = 0; q < TARGET_QUARTERS; q++)
+                if (list->quarters[i] >> q & 1)
+                    held += (double)truth[TARGET_QUARTERS * list->block[i] + q];
+    }
     return sum > 0 ? held / sum : 1;
 }
 
@@ -194,9 +251,10 @@ static void judge_lists(const struct eval_bed *b, const struct eval_columns *col
         if (c == 0 || b->is_dense[c]) continue;
         if (k->own && !k->own->quarters)
             judge_own(k->own, window, v, &item->recall[c], &item->mass[c]);
-        /* Attention is told by blocks: of quarters nothing is known. */
-        else if (eval_column_is_apart(&columns->at[c])) item->recall[c] = item->mass[c] = NAN;
-        else {
+        else if (eval_column_is_apart(&columns->at[c])) {
+            item->recall[c] = NAN; /* which blocks are best says little of quarters */
+            item->mass[c] = mass_of_quarters(v, k);
+        } else {
             item->mass[c] = mass_of(v->all, v->n_blocks, k);
             item->recall[c] = eval_recall(v->all, v->n_blocks, k->block, k->n, window);
         }
@@ -257,12 +315,15 @@ static int read_one(struct eval_bed *b, const struct eval_columns *columns,
         .length = i % o->n_lengths, .text = j % texts->n, .n_blocks = target_n_blocks(n)};
     int rc = eval_bed_prompt(b, columns, prompt, n, o->seed + (uint64_t)j, e);
     free(prompt);
-    if (!rc) rc = eval_bed_look(b, NULL, 0, following, n_look, &m, e);
-    if (!rc) rc = view_open(&view, target_n_blocks(n), m.n_layers, b->c.n_kv_heads, e);
+    bool quarters = b->apart.n_blocks > 0;
+    int n_deep = b->c.n_layers - b->select_layer;
+    if (!rc) rc = view_open(&view, target_n_blocks(n), n_deep, b->c.n_kv_heads, quarters, e);
     if (rc) return rc;
-    read_masses(&view, &m);
-    add_attention(attention, &view, &m, TARGET_WINDOW_BLOCKS);
-    rc = eval_bed_select(b, columns, e);
+    if (quarters) rc = read_quarters(b, &view, following, n_look, e);
+    if (!rc) rc = eval_bed_look(b, NULL, 0, following, n_look, &m, e);
+    if (!rc) read_masses(&view, &m);
+    if (!rc) add_attention(attention, &view, &m, quarters, TARGET_WINDOW_BLOCKS);
+    if (!rc) rc = eval_bed_select(b, columns, e);
     if (!rc) judge_lists(b, columns, &view, item);
     view_close(&view);
     return rc ? rc : force_all(b, columns, following, o->n_following, item, e);

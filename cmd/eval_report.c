@@ -163,10 +163,12 @@ static void report_attention(struct strbuf *b, const struct eval_results *r) {
         for (int i = 1; i < a->n_layers; i++)
             strbuf_printf(b, "%s %d: %.2f", i % 8 == 1 ? "\n " : "", r->bed->select_layer + i,
                           a->overlap[i] / a->n);
-        strbuf_printf(b,
-                      "\nas many tokens in the best blocks of 64 hold %.3f, in blocks of 128 %.3f "
-                      "(16 and 32: attention is told by blocks of 64)\n",
-                      a->by_size[0] / a->n, a->by_size[1] / a->n);
+        strbuf_append_str(b, "\nas many tokens in the best blocks of");
+        for (int i = 0; i < EVAL_SIZES; i++)
+            if (a->by_size[i] > 0)
+                strbuf_printf(b, " %d hold %.3f%s", KERN_QUARTER << i, a->by_size[i] / a->n,
+                              i == EVAL_SIZES - 1 ? "" : ",");
+        strbuf_append_str(b, a->by_size[0] > 0 ? "\n" : " (of 16 and 32: with --sizes)\n");
     }
 }
 

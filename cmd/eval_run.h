@@ -15,6 +15,7 @@ enum {
     EVAL_MAX_DEPTHS = 11,
     EVAL_PARTS = 8,      /* of the text behind a prompt, whose loss is told apart */
     EVAL_SHARES = 3,     /* 5, 10 and 20 % of the blocks */
+    EVAL_SIZES = 4,      /* blocks of 16, 32, 64 and 128 tokens */
     EVAL_FOLLOWING = 512 /* most tokens behind a prompt */
 };
 extern const double eval_share[EVAL_SHARES];
@@ -85,8 +86,9 @@ struct eval_attention {
     int n_layers;
     double top[MODEL_MAX_LAYERS][EVAL_SHARES]; /* share that a head's best blocks hold */
     double overlap[MODEL_MAX_LAYERS]; /* of the first deep layer's best blocks with the layer's */
-    double by_size[2]; /* attention that the best blocks of 64 and of 128 tokens hold, as many
-                          tokens of each */
+    /* Attention that the best blocks of 16, 32, 64 and 128 tokens hold, as many tokens of each; the
+     * first two 0 where nobody asked of quarters. */
+    double by_size[EVAL_SIZES];
 };
 
 int eval_read(struct eval_bed *b, const struct eval_columns *columns,

@@ -212,6 +212,21 @@ static int clear_mass(struct target_trace *t, bool apart, struct err *e) {
     return copy(t, t->quarter_mass, t->no_mass, trace_quarter_floats(t) * sizeof(float), e);
 }
 
+static int fetch_prompt_mass(struct target_trace *t, bool apart, struct err *e) {
+    int rc = fetch_mass(t, (apart ? trace_n_apart(t) : 1) * (size_t)t->n_blocks, e);
+    if (rc || !apart) return rc;
+    return t->k->ops->download(t->k, t->seen_quarters.host, t->quarter_mass,
+                               trace_quarter_floats(t) * sizeof(float), e);
+}
+
+static struct target_seen seen_of(const struct target_trace *t) {
+    return (struct target_seen){.mass = t->seen.host,
+                                .quarters = t->seen_quarters.host,
+                                .n_layers = trace_n_deep(t),
+                                .n_heads = t->c->n_kv_heads,
+                                .stride = t->n_blocks};
+}
+
 static int prompt(struct target_trace *t, const int32_t *ids, int n, int n_look, bool apart,
                   struct err *e) {
     int rc = check_room(t, ids, n, e), most = target_trace_caps(&t->o).max_rows;
@@ -234,11 +249,7 @@ static int prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
     if (!rc)
         rc = copy(t, t->prompt_logits, t->logits, (size_t)trace_vocab_of(t) * sizeof(float), e);
     t->prompt_end = t->n_tokens;
-    if (rc || n_look == 0) return rc;
-    rc = fetch_mass(t, (apart ? trace_n_apart(t) : 1) * (size_t)t->n_blocks, e);
-    if (rc || !apart) return rc;
-    return t->k->ops->download(t->k, t->seen_quarters.host, t->quarter_mass,
-                               trace_quarter_floats(t) * sizeof(float), e);
+    return rc || n_look == 0 ? rc : fetch_prompt_mass(t, apart, e);
 }
 
 int target_trace_prompt(struct target_trace *t, const int32_t *ids, int n, int n_look,
@@ -253,11 +264,20 @@ int target_trace_prompt_apart(struct target_trace *t, const int32_t *ids, int n,
                               struct target_seen *out, struct err *e) {
     ASSERT(t->o.apart && n_look > 0);
     int rc = prompt(t, ids, n, n_look < n ? n_look : n, true, e);
-    *out = (struct target_seen){.mass = t->seen.host,
-                                .quarters = t->seen_quarters.host,
-                                .n_layers = trace_n_deep(t),
-                                .n_heads = t->c->n_kv_heads,
-                                .stride = t->n_blocks};
+    *out = seen_of(t);
+    return rc;
+}
+
+int target_trace_look_apart(struct target_trace *t, int32_t id, struct target_seen *out,
+                            struct err *e) {
+    const struct rows r = {.ids = &id, .n = 1, .prompt = true, .apart = true, .n_logits = 1};
+    ASSERT(t->o.apart);
+    int rc = check_room(t, &id, 1, e);
+    if (!rc) rc = clear_mass(t, true, e);
+    if (!rc) rc = run(t, &r, e);
+    if (!rc) rc = keep_last(t, 1, e);
+    if (!rc) rc = fetch_prompt_mass(t, true, e);
+    *out = seen_of(t);
     return rc;
 }
 

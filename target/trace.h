@@ -89,6 +89,10 @@ struct target_masses {
 int target_trace_look(struct target_trace *t, const int32_t *ids, int n, struct target_masses *out,
                       struct err *e);
 
+/* Append one prompt row and tell what it pays, as target_trace_prompt_apart does of several. */
+int target_trace_look_apart(struct target_trace *t, int32_t id, struct target_seen *out,
+                            struct err *e);
+
 /* What deep layers read: block[0..n) of the first n_blocks blocks, ascending, and every block
  * behind those. Rows must stand behind the first n_blocks blocks' begin. The rest is for traces
  * whose options say `apart`. */

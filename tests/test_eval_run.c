@@ -120,9 +120,11 @@ static void check_texts(json_t *j) {
     assert_true(value(all, "agreement") == 1 && value(all, "mass") == 1);
     assert_true(value(few, "minus_dense") != 0 && value(few, "agreement") < 1);
     assert_true(value(few, "mass") > 0 && value(few, "mass") < 1);
-    /* Lists of each one's own hold more of what each looks at; quarters are told by no mass. */
+    /* Lists of each one's own hold more of what each looks at, a quarter of each block less. */
     assert_true(value(column(text, "observed 6 by head"), "mass") > value(few, "mass"));
-    assert_true(json_is_null(json_object_get(column(text, "mean 6 q1"), "mass")));
+    assert_true(json_is_null(json_object_get(column(text, "mean 6 q1"), "recall")));
+    assert_true(value(column(text, "mean 6 q1"), "mass") < value(column(text, "mean 6"), "mass"));
+    assert_true(value(column(text, "observed 6 of 16"), "mass") < 1);
     static const char *const apart[] = {"by layer", "by head", "q1", "of 16", "of 128"};
     for (int i = 0; i < 5; i++) {
         char name[64];
@@ -144,6 +146,9 @@ static void check_texts(json_t *j) {
         }
         /* As many tokens in smaller blocks hold at least as much. */
         assert_true(value(a, "blocks_of_64") >= value(a, "blocks_of_128") - 1e-9);
+        assert_true(value(a, "blocks_of_32") >= value(a, "blocks_of_64") - 1e-6);
+        assert_true(value(a, "blocks_of_16") > value(a, "blocks_of_32") - 1e-6);
+        assert_true(value(a, "blocks_of_16") < 1);
     }
 }
 
