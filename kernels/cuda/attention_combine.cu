@@ -5,7 +5,8 @@
  * from the L2 cache. So the blocks fit beside attention_gen.cu's on an SM and start with them, find
  * the work while those run, and when those are done all loads of a head go out together: a lane
  * takes V dimensions of 32 / V nodes. Their (m, l) lie across the lanes, so that the tree of
- * factors is computed for all pairs at once and handed out by shuffles.
+ * factors is computed for all pairs at once and handed out by shuffles. Before the wait a round
+ * without nodes fetches the code of the others.
  *
  * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 
@@ -72,7 +73,8 @@ template <int V> struct combine_batch {
         }
         join<8>(4, n);
         if constexpr (N >= 16) join<16>(8, n);
-        if constexpr (N >= 32) join<32>(16, n);
+        if constexpr (N >= 32)
+            if (n > 16) join<32>(16, n);
         m = __shfl_sync(~0u, m, 0);
         l = __shfl_sync(~0u, l, 0);
     }
@@ -91,17 +93,19 @@ template <int V> struct combine_node {
     }
 };
 
-/* Nodes [n0, n1) of a query, n0 aligned: batches, on a stack. */
+/* Nodes [n0, n1) of a query, n0 aligned: batches, on a stack. dry: of none, everything is run
+ * through but for the loads. */
 template <int V>
 __device__ static combine_node<V> combine_nodes(const float *o, const float2 *ml, size_t n_q,
-                                                int hd, int n0, int n1, bool pages, bool mine) {
+                                                int hd, int n0, int n1, bool pages, bool mine,
+                                                bool dry) {
     constexpr int N = combine_batch<V>::N;
     combine_node<V> now, stack[GEN_MAX_LEVELS];
     now.m = -INFINITY, now.l = 0.f;
 #pragma unroll
     for (int i = 0; i < V; i++) now.v[i] = 0.f;
     int count = 0; /* bits: levels of the stack that are held */
-    for (int n = n0; n < n1; n += N, count++) {
+    for (int n = n0; n < n1 + dry; n += N, count++) {
         combine_batch<V> batch;
         batch.load(o + (size_t)n * n_q * hd, ml + (size_t)n * n_q, n_q, hd, min(N, n1 - n), mine);
         batch.tree(min(N, n1 - n), pages);
@@ -216,27 +220,33 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
     int step = alone ? gridDim.x * GEN_COMBINE_WARPS : gridDim.x;
     int i = alone ? warp * gridDim.x + blockIdx.x : blockIdx.x;
     combine_task w = combine_next(a, p, t, level, i, step);
-    pdl_wait();
-    if (a.act && a.act_stride > a.n_heads * a.head_dim) combine_pad(a);
-    while (i < n_tasks) {
+    /* The first round has no nodes and no task. */
+    for (bool dry = true; dry || i < n_tasks; dry = false) {
+        int n_nodes = dry ? 0 : w.n;
         int each = level ? 1 : GEN_FOLD; /* nodes of a warp: what no warp splits, times 2^n */
-        while (!alone && each * GEN_COMBINE_WARPS < w.n) each *= 2;
-        int n0 = alone ? 0 : min(warp * each, w.n);
-        int n1 = alone ? w.n : min(n0 + each, w.n);
+        while (!alone && each * GEN_COMBINE_WARPS < n_nodes) each *= 2;
+        int n0 = alone ? 0 : min(warp * each, n_nodes);
+        int n1 = alone ? n_nodes : min(n0 + each, n_nodes);
         int d = (w.part * 32 + lane) * V;
-        combine_node<V> node = combine_nodes<V>(p.o + w.slot * a.head_dim + d, p.ml + w.slot, w.n_q,
-                                                a.head_dim, n0, n1, level == 0, d < a.head_dim);
+        combine_node<V> node =
+            combine_nodes<V>(p.o + w.slot * a.head_dim + d, p.ml + w.slot, w.n_q, a.head_dim, n0,
+                             n1, level == 0, d < a.head_dim, dry);
         if (!alone) {
             if (warp) side[warp][lane] = node;
             __syncthreads();
             if (warp == 0) {
                 combine_node<V> b = side[3][lane], c = side[2][lane], e = side[1][lane];
-                if (each * 3 < w.n) b.join_left(c);
+                if (each * 3 < n_nodes) b.join_left(c);
                 else b = c;
-                if (each < w.n) e.join_left(node), node = e;
-                if (each * 2 < w.n) b.join_left(node), node = b;
+                if (each < n_nodes) e.join_left(node), node = e;
+                if (each * 2 < n_nodes) b.join_left(node), node = b;
             }
             __syncthreads();
+        }
+        if (dry) {
+            pdl_wait();
+            if (a.act && a.act_stride > a.n_heads * a.head_dim) combine_pad(a);
+            continue;
         }
         if (alone || warp == 0) combine_put<V>(a, w, node);
         i += step;
@@ -254,6 +264,7 @@ int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, st
     int grid = c->n_sms;
     long long n_tasks = (long long)pairs * p.n_parts;
     if (n_tasks > 3ll * GEN_COMBINE_WARPS * grid) grid *= 4;
+    else if (n_tasks <= 2 * grid) grid *= 2; /* each its own block */
     if (n_tasks < grid) grid = (int)n_tasks;
     if (smem > 40 << 10 && allowed != c->device) {
         int rc = cuda_allow_smem(c, attention_gen_combine_kernel<1>, c->max_smem - 8192);

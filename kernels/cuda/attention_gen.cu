@@ -3,16 +3,18 @@
  * microsecond, in which its tensor cores could do ten times the products of 16 queries; and below a
  * few MB bound by latency: finding the work, the first bytes, the join.
  *
- * Cut. A sequence's rows times a KV head's query heads are its queries; up to max_q (64, of
- * head_dim above 128: 32) go through a page together, in tiles of 16 (mma.m16n8k16). An item is
- * (sequence, KV head, aligned 2^level of its list's pages, max_q queries). Every block finds the
- * level and its items from the lists: single pages where there is little to do, thousands of tokens
- * where there is much, so that all blocks have the same share and few partials (gen_choose). A
- * recorded launch thus serves contexts of any length. Two blocks an SM, which hide each other's
- * latency; a warp loads planes of K and V by bulk copies into a ring of some 80 KB, running ahead
- * over items; four compute a page together: each multiplies 16 of its tokens with K and, when they
- * have agreed on the largest score and exchanged weights through shared memory, a quarter of the
- * dimensions with V. So no sums meet across warps, and a node's (m, l, o) stay in registers.
+ * Cut. A sequence's rows times a KV head's query heads are its queries; up to max_q (40, of
+ * head_dim above 128: 24) go through a page together. Scores are tokens x queries and o is
+ * dimensions x queries (mma.m16n8k16), so that queries come in tiles of 8: one row of four heads
+ * wastes half of its products, not three quarters. An item is (sequence, KV head, aligned 2^level
+ * of its list's pages, max_q queries). Every block finds the level and its items from the lists:
+ * single pages where there is little to do, thousands of tokens where there is much, so that all
+ * blocks have the same share and few partials (gen_choose). A recorded launch thus serves contexts
+ * of any length. Two blocks an SM, which hide each other's latency; a warp loads planes of K and V
+ * by bulk copies into a ring of some 80 KB, running ahead over items; four compute a page together:
+ * each multiplies 16 of its tokens with K and, when they have agreed on the largest score and
+ * exchanged weights through shared memory, a quarter of the dimensions with V. So no sums meet
+ * across warps, and a node's (m, l, o) stay in registers.
  *
  * Start. Rows, lists, and pages that the pass does not write, are read before pdl_wait (cuda.cuh
  * says why they may be): blocks find their work and load what they can when the product before
@@ -21,8 +23,19 @@
  *
  * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the
  * work and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join
- * 1: 13.4. Measured 16.7: finding the work takes twice that, because its code is cold in every
- * launch.
+ * 1: 13.4. Measured 12.1, the next call's start beside this one's end. By clocks in both kernels, a
+ * block takes 1.3 us to look at rows and lists, 1.5 to find its items, 1.6 to the first copy; its
+ * first page 1.3, the others 1; nodes are in the scratch .2 later; all blocks' end is seen by the
+ * next kernel .6 after the last. Code is cold in every launch and costs some 2 us for 1,000
+ * instructions in a row: that is why few run once, addresses are computed before the wait, and
+ * nothing here lies in local memory (a stack frame of 104 bytes cost 3 % everywhere).
+ * Tried: warps with pages of their own, no barriers, and a cluster a KV head instead of the
+ * combining kernel. A page is 500 (five rows: 1,300) instructions one after another then, 2.5 to 5
+ * us: 16 us here, and 37 with five rows. A round without pages first, so that their code is there
+ * (as the combining kernel does): 3 us more, what loads needs the same instructions' bandwidth.
+ * Five rows with two pages at a time, or in 144 or 128 registers, so that a block of the combining
+ * kernel fits beside two of these: 2 to 9 % slower. Their page takes 1.4 us, instructions one after
+ * another in four warps; eight warps of half the tiles and dimensions are not tried.
  *
  * Bits. A page: weights exp2(score - largest score of the page), rounded to 16 bits; l and o are
  * their products with ones and with V, tokens in order, 16 a step. Four pages, aligned, are joined
@@ -67,7 +80,8 @@ __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_
         if (n_pages > GEN_FOLD && (last || n % GEN_FOLD == GEN_FOLD - 1))
             node.climb(j, n / GEN_FOLD, last);
     }
-    node.put(j);
+    if (j.item.only) node.put_out(j);
+    else node.put_slot(j);
     ring_then = ring;
 }
 
@@ -79,12 +93,12 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
     w.lane = threadIdx.x & 31;
     w.warp = threadIdx.x / 32;
     int hd = EXACT ? D : a.head_dim, upper = w.lane / 16;
-    int odd = w.lane / 8 % 2; /* lanes' matrices: K (tokens, dims) 00 01 10 11; V 00 10 01 11 */
-    int k_token = w.warp * 16 + w.lane % 8 + upper * 8, v_token = w.lane % 8 + odd * 8;
+    int odd = w.lane / 8 % 2; /* lanes' matrices: K (tokens, dims) 00 10 01 11; V 00 01 10 11 */
+    int k_token = w.warp * 16 + w.lane % 8 + odd * 8, v_token = w.lane % 8 + upper * 8;
     w.k_row = k_token * hd * 2;
-    w.k_x = (page_chunk(k_token, 0, hd) ^ odd) * 16;
+    w.k_x = (page_chunk(k_token, 0, hd) ^ upper) * 16;
     w.v_row = v_token * hd * 2;
-    w.v_x = (page_chunk(v_token, 0, hd) ^ upper) * 16;
+    w.v_x = (page_chunk(v_token, 0, hd) ^ odd) * 16;
     for (int n = 0;; n++) {
         bar_wait(smem_addr(&sh->item_full[n % GEN_ITEMS]), n / GEN_ITEMS & 1);
         const struct gen_item &item = sh->item[n % GEN_ITEMS];
@@ -94,19 +108,14 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
         }
         if (item.fresh) {
             named_sync(1, GEN_WARPS * 32); /* nobody reads the queries before */
-            gen_put_positions(a, p, item, sh);
-            if (n == 0) pdl_wait();
-            gen_put_queries<T, D, EXACT, N>(a, p, item, frag);
+            w.clear = gen_put_positions(a, p, item, sh);
+            gen_put_queries<T, D, EXACT, N>(a, p, item, frag, n == 0);
             named_sync(1, GEN_WARPS * 32);
-            w.clear = gen_clear_until(a, item, sh);
         }
-        int g = w.lane / 4, t = w.lane % 4, chunk = w.warp * 2;
         struct gen_job j = {a, p, item, sh, frag};
-        j.top = smem_addr(sh->top) + g * 16;
-        j.put0 = weights + g * 128 + (chunk ^ g) * 16 + t * 4;
-        j.put1 = weights + g * 128 + ((chunk + 1) ^ g) * 16 + t * 4;
-        j.get = weights + w.lane % 16 * 128;
-        j.get_x = (w.lane / 16 ^ (w.lane & 7)) * 16;
+        j.top = smem_addr(sh->top) + w.lane % 4 * 32;
+        j.get = weights + w.lane * 8;
+        j.put = j.get + w.warp * 256;
         j.head_dim = a.head_dim, j.scale_log2 = a.scale_log2;
         j.w = w;
         gen_run<T, D, EXACT, N>(j, ring);
@@ -181,18 +190,24 @@ static size_t gen_n_slots(size_t pairs, int head_dim, int n_pages) {
     return all > pairs ? all : pairs;
 }
 
-/* Queries of an item at most, in tiles of 16: those of a sequence if all have as many rows. Any
- * number serves any batch: what is more goes through the pages again. */
+/* Whether a kernel is compiled for this very head_dim. */
+static bool gen_exact(int head_dim) {
+    return head_dim == 64 || head_dim == 128 || head_dim == 256;
+}
+
+/* Queries of an item at most, of as many tiles as there are kernels for: those of a sequence if all
+ * have as many rows. Any number serves any batch: what is more goes through the pages again. */
 static int gen_item_q(int n_rows, int group, int head_dim) {
-    long long n_q = (long long)n_rows * group, most = gen_max_q(head_dim);
-    return (int)(n_q < most ? (n_q + 15) / 16 * 16 : most);
+    long long n_q = (long long)n_rows * group;
+    if (n_q <= 8 && gen_exact(head_dim)) return 8;
+    return n_q <= 24 && head_dim <= 128 ? 24 : gen_max_q(head_dim);
 }
 
 static size_t gen_stack_bytes(int level, int n_q, int head_dim) {
     int floats = head_dim <= 64    ? gen_cut<64>::tile_floats
                  : head_dim <= 128 ? gen_cut<128>::tile_floats
                                    : gen_cut<256>::tile_floats;
-    return up256((size_t)GEN_MAX_BLOCKS * (size_t)(level - GEN_FOLD_LEVEL) * (size_t)(n_q / 16) *
+    return up256((size_t)GEN_MAX_BLOCKS * (size_t)(level - GEN_FOLD_LEVEL) * (size_t)(n_q / 8) *
                  (size_t)floats * GEN_WARPS * 32 * sizeof(float));
 }
 
@@ -253,6 +268,7 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
                          __LINE__);
     int grid = c->n_sms * per_sm < GEN_MAX_BLOCKS ? c->n_sms * per_sm : GEN_MAX_BLOCKS;
     p->n_blocks = items < (size_t)grid ? (int)items : grid;
+    p->n_few = grid / per_sm;
     if (allowed != c->device) {
         int rc = cuda_allow_smem(c, attention_gen_kernel<T, D, EXACT, N>, c->max_smem);
         if (rc) return rc;
@@ -265,12 +281,11 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
 template <typename T, int D, bool EXACT>
 static int gen_launch(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
                       size_t items) {
-    if (p->max_q == 16) return gen_launch_tiles<T, D, EXACT, 1>(c, a, p, items);
-    if constexpr (gen_cut<D>::max_tiles > 2) {
-        if (p->max_q > 48) return gen_launch_tiles<T, D, EXACT, 4>(c, a, p, items);
-        if (p->max_q > 32) return gen_launch_tiles<T, D, EXACT, 3>(c, a, p, items);
-    }
-    return gen_launch_tiles<T, D, EXACT, 2>(c, a, p, items);
+    if constexpr (EXACT)
+        if (p->max_q == 8) return gen_launch_tiles<T, D, EXACT, 1>(c, a, p, items);
+    if constexpr (D <= 128)
+        if (p->max_q == 24) return gen_launch_tiles<T, D, EXACT, 3>(c, a, p, items);
+    return gen_launch_tiles<T, D, EXACT, gen_cut<D>::max_tiles>(c, a, p, items);
 }
 
 template <typename T>

@@ -12,9 +12,10 @@ enum {
     GEN_ITEMS = 4,                      /* items described ahead */
     GEN_MAX_STAGES = 32,
     GEN_MAX_BLOCKS = 304, /* of the grid */
+    GEN_FEW = 4,          /* pages an SM up to which one block an SM works */
     GEN_FOLD = 4,         /* pages that are joined one after another; above them a binary tree */
     GEN_FOLD_LEVEL = 2,
-    GEN_PAIR_WIDTH = 128, /* tiles * head_dim that two pages at a time have registers for */
+    GEN_PAIR_WIDTH = 128, /* tiles * head_dim up to which two pages at a time pay */
     GEN_LEVEL = 7,        /* an item has up to 2^this pages, more where the scratch asks for it */
     GEN_MAX_LEVELS = 24,
     GEN_COMBINE_WARPS = 4,
@@ -26,10 +27,10 @@ static const size_t GEN_SCRATCH = (size_t)48 << 20; /* of partials */
 
 template <int D> struct gen_cut {
     static constexpr int pairs = (D + 63) / 64; /* 16 dimensions each, of a warp: warp + 4 i */
-    static constexpr int max_tiles = D <= 128 ? 4 : 2;
-    static constexpr int max_q = 16 * max_tiles;
+    static constexpr int max_tiles = D <= 128 ? 5 : 3; /* of 8 queries */
+    static constexpr int max_q = 8 * max_tiles;
     static constexpr int per_sm = D <= 128 ? 2 : 1;   /* blocks */
-    static constexpr int tile_floats = 8 * pairs + 4; /* of a node of a tile, a thread */
+    static constexpr int tile_floats = 4 * pairs + 4; /* of a node of a tile, a thread */
 };
 static inline int gen_max_q(int head_dim) {
     return head_dim <= 128 ? gen_cut<128>::max_q : gen_cut<256>::max_q;
@@ -39,6 +40,7 @@ static inline int gen_max_q(int head_dim) {
 struct gen_plan {
     int n_lists, per_seq, heads_in; /* lists, of a sequence; KV heads that share one */
     int max_q, n_blocks;            /* n_blocks: of the grid of attention_gen.cu */
+    int n_few;                      /* blocks that serve few pages: one an SM */
     uint32_t max_q_by, group_by;    /* for gen_divide */
     int max_level, n_slots;
     int n_stages, window; /* window: stages that wait for memory at a time */
@@ -87,8 +89,8 @@ __host__ __device__ static inline struct gen_layout gen_layout(int head_dim, int
                                                                int n_lists) {
     struct gen_layout at;
     at.queries = (sizeof(struct gen_shared) + 127) / 128 * 128;
-    at.weights = at.queries + (size_t)max_q * head_dim * 2;
-    int pages = max_q / 16 * head_dim <= GEN_PAIR_WIDTH ? 2 : 1;
+    at.weights = at.queries + (size_t)(max_q / 8 * ((head_dim + 31) / 32)) * 512;
+    int pages = max_q / 8 * head_dim <= GEN_PAIR_WIDTH ? 2 : 1;
     at.tables = at.weights + (size_t)(pages * max_q) * KERN_BLOCK * 2;
     at.ring = (at.tables + gen_table_ints(n_seqs, n_lists) * 4 + 127) / 128 * 128;
     return at;

@@ -17,7 +17,7 @@
  * go, the longest list. */
 struct gen_tables {
     int *last, *least, *row, *n_rows;
-    int *n_entries, *n_chunks, *slot, *before[2];
+    int *n_entries, *n_chunks, *slot, *before; /* before: [2][n_lists] */
     int *n_items, *n_slots, *n_pages, *longest;
 };
 __device__ static inline struct gen_tables gen_tables(int *p, int n_seqs, int n_lists) {
@@ -25,8 +25,8 @@ __device__ static inline struct gen_tables gen_tables(int *p, int n_seqs, int n_
     t.last = p, t.row = p + n_seqs, t.n_rows = p + 2 * n_seqs, t.least = p + 3 * n_seqs;
     t.n_entries = p + 4 * n_seqs, t.n_chunks = t.n_entries + n_lists;
     t.slot = t.n_chunks + n_lists;
-    t.before[0] = t.slot + n_lists, t.before[1] = t.before[0] + n_lists;
-    t.n_items = t.before[1] + n_lists;
+    t.before = t.slot + n_lists;
+    t.n_items = t.before + 2 * n_lists;
     t.n_slots = t.n_items + GEN_MAX_LEVELS;
     t.n_pages = t.n_slots + GEN_MAX_LEVELS;
     t.longest = t.n_pages + 1;
@@ -101,17 +101,18 @@ __device__ static inline struct gen_sums gen_sum_lists(const struct gen_plan &p,
 }
 
 /* A warp's lists add what they have to the call's sums. */
-__device__ __noinline__ static void gen_add(const struct gen_plan &p, const struct gen_tables &t,
-                                            int n_entries, int n_chunks, int n_q) {
+__device__ __noinline__ static void gen_add(const struct gen_plan &p, int *all_items,
+                                            int *all_slots, int *all_pages, int n_entries,
+                                            int n_chunks, int n_q) {
     int lane = threadIdx.x & 31;
     struct gen_sums sums = gen_sum_lists(p, n_entries, n_chunks, n_q);
     if (lane < p.max_level) {
-        atomicAdd(&t.n_items[lane], sums.items);
-        atomicAdd(&t.n_slots[lane], sums.slots);
+        atomicAdd(all_items + lane, sums.items);
+        atomicAdd(all_slots + lane, sums.slots);
     }
     if (lane) return;
-    atomicAdd(t.n_pages, sums.pages);
-    atomicMax(t.longest, sums.longest);
+    atomicAdd(all_pages, sums.pages);
+    atomicMax(all_pages + 1, sums.longest); /* gen_tables' longest */
 }
 
 /* All threads: the tables but slots and items. They read past the L1 cache: the combining kernel
@@ -154,9 +155,15 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
             t.n_entries[i] = n_entries;
             t.n_chunks[i] = n_chunks;
         }
-        if (p.n_lists > 32) gen_add(p, t, n_entries, n_chunks, n_q);
+        if (p.n_lists > 32) gen_add(p, t.n_items, t.n_slots, t.n_pages, n_entries, n_chunks, n_q);
     }
     __syncthreads();
+}
+
+/* Blocks that share the call's pages. Few pages go to one block an SM: beside it there is room for
+ * one of the next attention, which finds its work and loads its pages meanwhile. */
+__device__ static inline int gen_n_blocks(const struct gen_plan &p, int pages) {
+    return pages <= GEN_FEW * p.n_few ? min(p.n_few, p.n_blocks) : p.n_blocks;
 }
 
 /* The level of the call's items; whole warp, a lane a level. In units of a page's time: the busiest
@@ -179,7 +186,7 @@ __device__ static inline int gen_choose(const struct attn_args &a, const struct 
     }
     *call = sums;
     float items = (float)max(sums.items, 1), pages = (float)max(sums.pages, 0);
-    float each = ceilf(__fdividef(items, (float)p.n_blocks) - 1e-3f);
+    float each = ceilf(__fdividef(items, (float)gen_n_blocks(p, sums.pages)) - 1e-3f);
     float most =
         fmaxf(__fdividef(each * pages, items), fminf((float)(1 << level), (float)sums.longest));
     float cost = most + (float)p.max_q / 32.f * each + (float)sums.slots / 4096.f;
@@ -232,8 +239,8 @@ __device__ static void gen_count(const struct attn_args &a, const struct gen_pla
         if (i < p.n_lists) {
             if (whole + end == 0) t.n_entries[i] = 0;
             t.slot[i] = (int)first;
-            t.before[0][i] = n_items[0] + upto[1] - whole * n_chunks;
-            t.before[1][i] = n_items[1] + upto[2] - end * n_chunks;
+            t.before[i] = n_items[0] + upto[1] - whole * n_chunks;
+            t.before[p.n_lists + i] = n_items[1] + upto[2] - end * n_chunks;
         }
         int top = min(31, p.n_lists - 1 - base);
         slots += __shfl_sync(~0u, upto[0], top);
@@ -258,7 +265,7 @@ __device__ static inline int gen_find(const int *before, int n, int idx) {
 /* This block's items in order, in runs of up to 32 pages. Every lane holds the same state, and lane
  * e page and block of the run's entry e. */
 struct gen_walk {
-    int n_items[2], level;
+    int n_items[2], level, n_grid;
     int kind, idx, n_left; /* item: kind 0 whole nodes in one run, 1 list ends, a grid apart */
     struct gen_item item;
     int list, e, e_end; /* entries behind the run */
@@ -271,8 +278,9 @@ struct gen_walk {
 
 __device__ static void gen_walk_item(const struct attn_args &a, const struct gen_plan &p,
                                      const struct gen_tables &t, struct gen_walk &w) {
-    int i = p.n_lists == 1 ? 0 : gen_find(t.before[w.kind], p.n_lists, w.idx);
-    int at = w.idx - t.before[w.kind][i];
+    const int *before = t.before + w.kind * p.n_lists;
+    int i = p.n_lists == 1 ? 0 : gen_find(before, p.n_lists, w.idx);
+    int at = w.idx - before[i];
     int s = gen_list_seq(p, i), n_entries = t.n_entries[i];
     int n_q = t.n_rows[s] * a.group, n_chunks = t.n_chunks[i];
     int whole = n_entries >> w.level, n_nodes = (n_entries + (1 << w.level) - 1) >> w.level;
@@ -298,7 +306,7 @@ __device__ static void gen_walk_item(const struct attn_args &a, const struct gen
 /* Step to the next run; open becomes false behind the last. */
 __device__ static void gen_walk_next(const struct attn_args &a, const struct gen_plan &p,
                                      const struct gen_tables &t, struct gen_walk &w) {
-    int lane = threadIdx.x & 31, n_grid = gridDim.x;
+    int lane = threadIdx.x & 31, n_grid = w.n_grid;
     w.first = w.e == w.e_end;
     if (w.first) {
         if (w.n_left == 0 && w.kind == 0) {
@@ -334,7 +342,9 @@ __device__ static void gen_walk_begin(const struct attn_args &a, const struct ge
     w.level = gen_choose(a, p, t, &call);
     w.small = (long long)call.pages * a.head_dim * KERN_BLOCK * 4 <= GEN_SMALL;
     gen_count(a, p, t, w.level, w.n_items);
-    int n_grid = gridDim.x, b = blockIdx.x, each = gen_quotient(w.n_items[0], n_grid);
+    int n_grid = w.n_grid = gen_n_blocks(p, call.pages), b = blockIdx.x;
+    if (b >= n_grid) w.n_items[0] = w.n_items[1] = 0;
+    int each = gen_quotient(w.n_items[0], n_grid);
     int more = w.n_items[0] - each * n_grid;
     w.kind = 0;
     w.idx = b * each + min(b, more) - 1;

@@ -29,54 +29,57 @@ __device__ static inline bool gen_query(const struct attn_args &a, const struct 
     return true;
 }
 
-/* The item's queries as fragments: [tile][16 dimensions][lane][8]; by all computing threads. The
- * loads of all go out together: beside those of pages each round takes long. */
+/* The item's queries as fragments: [tile of 8][32 dimensions][lane][8]; by all computing threads.
+ * wait: for the kernel that made them, when all addresses are there. */
 template <typename T, int D, bool EXACT, int N>
 __device__ static void gen_put_queries(const struct attn_args &a, const struct gen_plan &p,
-                                       const struct gen_item &item, uint4 *frag) {
-    constexpr int warps = GEN_WARPS, all = N * D / 16 / warps, at_once = all < 8 ? all : 8;
-    int steps = EXACT ? D / 16 : a.head_dim / 16, lane = threadIdx.x & 31;
-    for (int at = threadIdx.x / 32; at < N * steps; at += warps * at_once) {
-        float2 x[at_once][2][2]; /* [row][half] */
+                                       const struct gen_item &item, uint4 *frag, bool wait) {
+    constexpr int all = N * ((D + 31) / 32), at_once = (all + GEN_WARPS - 1) / GEN_WARPS;
+    int pairs = EXACT ? D / 32 : (a.head_dim + 31) / 32, lane = threadIdx.x & 31;
+    const float2 *from[at_once]; /* NULL: no query */
+    float2 x[at_once][4];
 #pragma unroll
-        for (int k = 0; k < at_once; k++)
+    for (int k = 0; k < at_once; k++) {
+        int at = threadIdx.x / 32 + k * GEN_WARPS, row, head;
+        int tile = EXACT ? at / (D / 32) : gen_quotient(at, pairs), pair = at - tile * pairs;
+        from[k] = NULL;
+        if (at >= N * pairs || !gen_query(a, p, item, tile * 8 + lane / 4, &row, &head)) continue;
+        from[k] = (const float2 *)(a.qkv + (size_t)row * a.qkv_stride + (size_t)head * a.head_dim +
+                                   pair * 32) +
+                  lane % 4;
+    }
+    if (wait) pdl_wait();
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int i = at + k * warps, row, head;
-                int tile = EXACT ? i / (D / 16) : gen_quotient(i, steps), step = i - tile * steps;
-                x[k][r][0] = x[k][r][1] = make_float2(0.f, 0.f);
-                if (i >= N * steps) continue;
-                if (!gen_query(a, p, item, tile * 16 + r * 8 + lane / 4, &row, &head)) continue;
-                const float2 *q = (const float2 *)(a.qkv + (size_t)row * a.qkv_stride +
-                                                   (size_t)head * a.head_dim + step * 16) +
-                                  lane % 4;
-                x[k][r][0] = __ldcg(q);
-                x[k][r][1] = __ldcg(q + 4);
-            }
+    for (int k = 0; k < at_once; k++) {
+        int at = threadIdx.x / 32 + k * GEN_WARPS;
+        bool half = !EXACT && at % pairs * 32 + 16 >= a.head_dim; /* of the last 32 */
 #pragma unroll
-        for (int k = 0; k < at_once; k++)
-            if (at + k * warps < N * steps)
-                frag[(at + k * warps) * 32 + lane] = make_uint4(
-                    pack2<T>(x[k][0][0].x, x[k][0][0].y), pack2<T>(x[k][1][0].x, x[k][1][0].y),
-                    pack2<T>(x[k][0][1].x, x[k][0][1].y), pack2<T>(x[k][1][1].x, x[k][1][1].y));
+        for (int i = 0; i < 4; i++)
+            x[k][i] = from[k] && !(half && i > 1) ? __ldcg(from[k] + i * 4) : make_float2(0.f, 0.f);
+    }
+#pragma unroll
+    for (int k = 0; k < at_once; k++) {
+        int at = threadIdx.x / 32 + k * GEN_WARPS;
+        if (at < N * pairs)
+            frag[at * 32 + lane] =
+                make_uint4(pack2<T>(x[k][0].x, x[k][0].y), pack2<T>(x[k][1].x, x[k][1].y),
+                           pack2<T>(x[k][2].x, x[k][2].y), pack2<T>(x[k][3].x, x[k][3].y));
     }
 }
 
-/* Positions of the rows of the item's queries, for all warps; by all computing threads. */
-__device__ static void gen_put_positions(const struct attn_args &a, const struct gen_plan &p,
-                                         const struct gen_item &item, struct gen_shared *sh) {
-    for (int i = threadIdx.x; i < 64; i += GEN_WARPS * 32) {
+/* Positions of the rows of the item's queries, for all warps, which each look themselves; returns
+ * from which block on rows differ. */
+__device__ static int gen_put_positions(const struct attn_args &a, const struct gen_plan &p,
+                                        const struct gen_item &item, struct gen_shared *sh) {
+    int lane = threadIdx.x & 31, least = INT_MAX;
+#pragma unroll
+    for (int i = lane; i < 64; i += 32) {
         int row, head, pos = INT_MAX; /* no query */
         if (gen_query(a, p, item, i, &row, &head))
             pos = a.row_seq[row] == item.seq ? a.position[row] : -1;
-        sh->pos[i] = pos;
+        if (threadIdx.x < 32) sh->pos[i] = pos;
+        least = min(least, pos);
     }
-}
-
-/* From which block on rows differ. */
-__device__ static int gen_clear_until(const struct attn_args &a, const struct gen_item &item,
-                                      const struct gen_shared *sh) {
-    int lane = threadIdx.x & 31, least = min(sh->pos[lane], sh->pos[lane + 32]);
     if (a.ancestors) /* rows of the pass hide from each other */
         for (int r = lane; r < attn_pass_rows(a, item.seq); r += 32)
             least = min(least, a.position[item.row + r] - 1);
@@ -120,6 +123,14 @@ template <> __device__ constexpr uint32_t gen_ones<__nv_bfloat16>() {
     return 0x3f803f80;
 }
 
+/* The transpose of an 8 x 8 matrix of 16-bit elements: lane i has row i / 4, columns 2 (i % 4) and
+ * the next. */
+__device__ static inline uint32_t transposed(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* What one item's pages are computed with. */
 struct gen_job {
     const struct attn_args &a;
@@ -127,90 +138,88 @@ struct gen_job {
     const struct gen_item &item;
     struct gen_shared *sh;
     const uint4 *frag; /* queries */
-    /* Shared addresses, of this lane: in gen_shared's top; in the page's weights, [tile][16][64] of
-     * 16 bits, chunks of 8 swizzled by row, where it writes its tokens and the 8 behind, and where
-     * it reads, the chunk's bits apart. */
-    uint32_t top, put0, put1, get, get_x;
+    /* Shared addresses, of this lane: in gen_shared's top; in the page's weights, [tile][16 tokens]
+     * [lane] pairs of registers, of its own 16 tokens and of the first. */
+    uint32_t top, put, get;
     int head_dim;
     float scale_log2;
     struct gen_warp w;
 };
 
-/* N tiles of a warp: its dimensions of a node. Lane 4 g + t has of row g (r = 0) and g + 8. */
+/* N tiles of 8 queries of a warp: its dimensions of a node. Everything is transposed, scores are
+ * tokens x queries and o is dimensions x queries, so that one row of few heads wastes little: of a
+ * 16 x 8 tile lane 4 g + t has rows g and g + 8 of queries 2 t and 2 t + 1 ([0], [1]; [2], [3]). */
 template <typename T, int D, bool EXACT, int N> struct gen_node {
-    static constexpr int P = gen_cut<D>::pairs;
-    static constexpr int chains = D > 64 ? 2 : 1;       /* sums of a score side by side */
+    static constexpr int P = gen_cut<D>::pairs, H = D / 16, H2 = (H + 1) / 2;
+    static constexpr int chains = D > 64 ? 4 : 2;       /* sums of a score side by side */
     static constexpr bool keeps_q = N == 1 && D <= 128; /* queries stay in registers */
-    float o[N][2 * P][4], m[N][2], l[N][2];
-    uint32_t q[keeps_q ? D / 16 : 1][4];
+    float o[N][P][4], m[N][2], l[N][2];
+    uint4 q[keeps_q ? N * H2 : 1];
 
     /* Whether step i of 16 dimensions exists. */
     static __device__ bool has(int i, int head_dim) { return EXACT || i * 16 < head_dim; }
 
-    __device__ void query(uint32_t (&f)[4], const gen_job &j, int i, int k) {
-        int steps = EXACT ? D / 16 : j.head_dim / 16;
-        uint4 x = j.frag[(i * steps + k) * 32 + j.w.lane];
-        f[0] = x.x, f[1] = x.y, f[2] = x.z, f[3] = x.w;
+    __device__ uint4 query(const gen_job &j, int n, int k2) {
+        int pairs = EXACT ? D / 32 : (j.head_dim + 31) / 32;
+        return j.frag[(n * pairs + k2) * 32 + j.w.lane];
     }
 
     __device__ void begin(const gen_job &j) {
         if constexpr (keeps_q) {
 #pragma unroll
-            for (int k = 0; k < D / 16; k++)
-                if (has(k, j.head_dim)) query(q[k], j, 0, k);
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int k = 0; k < H2; k++)
+                    if (has(k * 2, j.head_dim)) q[n * H2 + k] = query(j, n, k);
         }
     }
 
     __device__ void clear() {
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            m[i][0] = m[i][1] = -INFINITY;
-            l[i][0] = l[i][1] = 0.f;
+        for (int n = 0; n < N; n++) {
+            m[n][0] = m[n][1] = -INFINITY;
+            l[n][0] = l[n][1] = 0.f;
 #pragma unroll
-            for (int d = 0; d < 2 * P; d++)
+            for (int y = 0; y < P; y++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) o[i][d][e] = 0.f;
+                for (int e = 0; e < 4; e++) o[n][y][e] = 0.f;
         }
     }
 
-    /* x[tile][8 tokens][4] = q K^T over the warp's 16 tokens. */
-    __device__ void scores(float (*x)[2][4], const gen_job &j, uint32_t k_plane) {
-        constexpr bool keeps_k = N * D <= (EXACT ? 512 : 128);
-        uint32_t b[keeps_k ? D / 16 : 1][4];
-        if constexpr (keeps_k) {
+    /* x[tile][4] = K q^T over the warp's 16 tokens. */
+    __device__ void scores(float (*x)[4], const gen_job &j, uint32_t k_plane) {
+        uint32_t a[H][4];
 #pragma unroll
-            for (int k = 0; k < D / 16; k++)
-                if (has(k, j.head_dim))
-                    ldmatrix4(b[k], k_plane + j.w.k_row + ((uint32_t)(k * 32) ^ j.w.k_x));
-        }
+        for (int k = 0; k < H; k++)
+            if (has(k, j.head_dim))
+                ldmatrix4(a[k], k_plane + j.w.k_row + ((uint32_t)(k * 32) ^ j.w.k_x));
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float s[chains][2][4] = {};
+        for (int n = 0; n < N; n++) {
+            float s[chains][4] = {};
 #pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                if (!has(k, j.head_dim)) break;
-                uint32_t f[4];
-                if constexpr (!keeps_q) query(f, j, i, k);
-                else f[0] = q[k][0], f[1] = q[k][1], f[2] = q[k][2], f[3] = q[k][3];
-                uint32_t(&y)[4] = b[keeps_k ? k : 0];
-                if constexpr (!keeps_k)
-                    ldmatrix4(y, k_plane + j.w.k_row + ((uint32_t)(k * 32) ^ j.w.k_x));
-                mma16816<T>(s[k % chains][0], f, y[0], y[1]);
-                mma16816<T>(s[k % chains][1], f, y[2], y[3]);
+            for (int k2 = 0; k2 < H2; k2++) {
+                if (!has(k2 * 2, j.head_dim)) break;
+                uint4 f;
+                if constexpr (keeps_q) f = q[n * H2 + k2];
+                else f = query(j, n, k2);
+                mma16816<T>(s[k2 * 2 % chains], a[k2 * 2], f.x, f.y);
+                if (k2 * 2 + 1 < H && has(k2 * 2 + 1, j.head_dim))
+                    mma16816<T>(s[(k2 * 2 + 1) % chains], a[k2 * 2 + 1 < H ? k2 * 2 + 1 : 0], f.z,
+                                f.w);
             }
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                x[i][e / 4][e % 4] = s[0][e / 4][e % 4];
-                if constexpr (chains == 2) x[i][e / 4][e % 4] += s[1][e / 4][e % 4];
+            for (int e = 0; e < 4; e++) {
+                x[n][e] = s[0][e] + s[1][e];
+                if constexpr (chains == 4) x[n][e] += s[2][e] + s[3][e];
             }
         }
     }
 
     /* Scores, scaled and masked, of M tiles (of one page or more) to weights in shared memory; top:
-     * the page's largest of each row; seen: where MASKED, the tokens that a query sees, else all.
+     * the page's largest of each query; seen: where MASKED, the tokens that a query sees, else all.
      * All four warps pass its two barriers. */
     template <bool MASKED, int M>
-    __device__ static void weigh(float (&x)[M][2][4], float (&top)[M][2], const gen_job &j,
+    __device__ static void weigh(float (&x)[M][4], float (&top)[M][2], const gen_job &j,
                                  const uint64_t *seen) {
         int g = j.w.lane / 4, t = j.w.lane % 4;
 #pragma unroll
@@ -219,26 +228,30 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
             for (int r = 0; r < 2; r++) {
                 uint32_t see = 0;
                 if constexpr (MASKED)
-                    see = (uint32_t)(seen[i * 16 + r * 8 + g] >> (j.w.warp * 16 + t * 2));
+                    see = (uint32_t)(seen[i * 8 + t * 2 + r] >> (j.w.warp * 16 + g));
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float &y = x[i][e / 2][r * 2 + e % 2];
+                for (int h = 0; h < 2; h++) {
+                    float &y = x[i][h * 2 + r];
                     y = __fmul_rn(y, j.scale_log2);
-                    if (MASKED && !(see >> (e / 2 * 8 + e % 2) & 1)) y = -INFINITY;
+                    if (MASKED && !(see >> (h * 8) & 1)) y = -INFINITY;
                 }
-                float most = fmaxf(fmaxf(x[i][0][r * 2], x[i][0][r * 2 + 1]),
-                                   fmaxf(x[i][1][r * 2], x[i][1][r * 2 + 1]));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-                top[i][r] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+                top[i][r] = fmaxf(x[i][r], x[i][2 + r]);
             }
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2)
+#pragma unroll
+            for (int i = 0; i < M; i++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    top[i][r] = fmaxf(top[i][r], __shfl_xor_sync(~0u, top[i][r], d));
 #pragma unroll
         for (int i = 0; i < M; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                if (t == 0)
-                    asm volatile("st.shared.f32 [%0], %1;" ::"r"(j.top + (i * 16 + r * 8) * 16 +
-                                                                 j.w.warp * 4),
-                                 "f"(top[i][r]));
+                if (g == 0)
+                    asm volatile(
+                        "st.shared.f32 [%0], %1;" ::"r"(j.top + (i * 8 + r) * 16 + j.w.warp * 4),
+                        "f"(top[i][r]));
         named_sync(1, GEN_WARPS * 32);
 #pragma unroll
         for (int i = 0; i < M; i++)
@@ -247,23 +260,23 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 float y[4];
                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                              : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
-                             : "r"(j.top + (i * 16 + r * 8) * 16));
+                             : "r"(j.top + (i * 8 + r) * 16));
                 top[i][r] = fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3]));
             }
 #pragma unroll
-        for (int i = 0; i < M; i++)
+        for (int i = 0; i < M; i++) {
+            float from[2];
+            uint32_t w[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float from = MASKED && top[i][r] == -INFINITY ? 0.f : top[i][r];
+            for (int r = 0; r < 2; r++)
+                from[r] = MASKED && top[i][r] == -INFINITY ? 0.f : top[i][r];
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    uint32_t pair = pack2_weights<T>(exp2_fast(x[i][h][r * 2] - from),
-                                                     exp2_fast(x[i][h][r * 2 + 1] - from));
-                    asm volatile("st.shared.b32 [%0], %1;" ::"r"((h ? j.put1 : j.put0) +
-                                                                 (i * 16 + r * 8) * 128),
-                                 "r"(pair));
-                }
-            }
+            for (int h = 0; h < 2; h++)
+                w[h] = transposed(pack2_weights<T>(exp2_fast(x[i][h * 2] - from[0]),
+                                                   exp2_fast(x[i][h * 2 + 1] - from[1])));
+            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(j.put + i * 1024), "r"(w[0]),
+                         "r"(w[1]));
+        }
         named_sync(1, GEN_WARPS * 32);
     }
 
@@ -272,6 +285,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
     template <bool MASKED>
     __device__ void values(const float (*top)[2], const gen_job &j, int tile, uint32_t v_plane,
                            const uint64_t *seen) {
+        const uint32_t one[4] = {gen_ones<T>(), gen_ones<T>(), gen_ones<T>(), gen_ones<T>()};
         uint32_t v[P][4][4], step = 32 * (EXACT ? D : j.head_dim);
 #pragma unroll
         for (int y = 0; y < P; y++) {
@@ -295,53 +309,53 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
 #pragma unroll
                 for (int y = 0; y < P; y++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) v[y][k][e] &= keep[e % 2];
+                    for (int e = 0; e < 4; e++) v[y][k][e] &= keep[e / 2];
             }
         }
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            uint32_t f[4][4];
-            float u[2 * P][4] = {}, sum[4] = {};
+        for (int n = 0; n < N; n++) {
+            float u[P][4] = {}, sum[4] = {};
+            uint32_t w[4][2];
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                ldmatrix4(f[k], j.get + (tile + i) * 16 * 128 + ((uint32_t)(k * 32) ^ j.get_x));
+                asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                             : "=r"(w[k][0]), "=r"(w[k][1])
+                             : "r"(j.get + (tile + n) * 1024 + k * 256));
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                mma16816<T>(sum, f[k], gen_ones<T>(), gen_ones<T>());
+                mma16816<T>(sum, one, w[k][0], w[k][1]);
 #pragma unroll
                 for (int y = 0; y < P; y++) {
                     if (D % 64 || !EXACT)
                         if (!has(j.w.warp + 4 * y, EXACT ? D : j.head_dim)) break;
-                    mma16816<T>(u[2 * y], f[k], v[y][k][0], v[y][k][1]);
-                    mma16816<T>(u[2 * y + 1], f[k], v[y][k][2], v[y][k][3]);
+                    mma16816<T>(u[y], v[y][k], w[k][0], w[k][1]);
                 }
             }
-            join(i, top[i], sum[0], sum[2], u);
+            join(n, top[n], sum[0], sum[1], u);
         }
     }
 
-    /* Tile i joins (m, l, u), its right neighbour. */
-    __device__ void join(int i, const float (&mb)[2], float l0, float l1,
-                         const float (&u)[2 * P][4]) {
+    /* Tile n joins (m, l, u), its right neighbour. */
+    __device__ void join(int n, const float (&mb)[2], float l0, float l1, const float (&u)[P][4]) {
         float wa[2], wb[2];
 #pragma unroll
-        for (int r = 0; r < 2; r++) gen_factors(m[i][r], mb[r], &m[i][r], &wa[r], &wb[r]);
-        l[i][0] = gen_join(l[i][0], wa[0], l0, wb[0]);
-        l[i][1] = gen_join(l[i][1], wa[1], l1, wb[1]);
+        for (int r = 0; r < 2; r++) gen_factors(m[n][r], mb[r], &m[n][r], &wa[r], &wb[r]);
+        l[n][0] = gen_join(l[n][0], wa[0], l0, wb[0]);
+        l[n][1] = gen_join(l[n][1], wa[1], l1, wb[1]);
 #pragma unroll
-        for (int d = 0; d < 2 * P; d++)
+        for (int y = 0; y < P; y++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                o[i][d][e] = gen_join(o[i][d][e], wa[e / 2], u[d][e], wb[e / 2]);
+                o[n][y][e] = gen_join(o[n][y][e], wa[e % 2], u[y][e], wb[e % 2]);
     }
 
     /* ---- A node that is whole ---- */
 
-    /* Its own place of tile i on the stack, thread by thread. */
-    __device__ float *waiting(const gen_job &j, int level, int i) {
+    /* Its own place of tile n on the stack, thread by thread. */
+    __device__ float *waiting(const gen_job &j, int level, int n) {
         size_t node = ((size_t)blockIdx.x * (j.p.max_level - GEN_FOLD_LEVEL) + level);
         return j.p.stack +
-               ((node * (j.p.max_q / 16) + i) * gen_cut<D>::tile_floats) * (GEN_WARPS * 32) +
+               ((node * (j.p.max_q / 8) + n) * gen_cut<D>::tile_floats) * (GEN_WARPS * 32) +
                threadIdx.x;
     }
 
@@ -352,61 +366,83 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         for (int left = idx; last ? left != 0 : left & 1; left >>= 1, level++) {
             if (!(left & 1)) continue;
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                const float *from = waiting(j, level, i);
-                float mb[2] = {m[i][0], m[i][1]}, lb[2] = {l[i][0], l[i][1]}, u[2 * P][4];
+            for (int n = 0; n < N; n++) {
+                const float *from = waiting(j, level, n);
+                float mb[2] = {m[n][0], m[n][1]}, lb[2] = {l[n][0], l[n][1]}, u[P][4];
 #pragma unroll
-                for (int d = 0; d < 8 * P; d++) {
-                    u[d / 4][d % 4] = o[i][d / 4][d % 4];
-                    o[i][d / 4][d % 4] = from[d * S];
+                for (int d = 0; d < 4 * P; d++) {
+                    u[d / 4][d % 4] = o[n][d / 4][d % 4];
+                    o[n][d / 4][d % 4] = from[d * S];
                 }
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    m[i][r] = from[(8 * P + r) * S];
-                    l[i][r] = from[(8 * P + 2 + r) * S];
+                    m[n][r] = from[(4 * P + r) * S];
+                    l[n][r] = from[(4 * P + 2 + r) * S];
                 }
-                join(i, mb, lb[0], lb[1], u);
+                join(n, mb, lb[0], lb[1], u);
             }
         }
         if (last) return;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float *to = waiting(j, level, i);
+        for (int n = 0; n < N; n++) {
+            float *to = waiting(j, level, n);
 #pragma unroll
-            for (int d = 0; d < 8 * P; d++) to[d * S] = o[i][d / 4][d % 4];
+            for (int d = 0; d < 4 * P; d++) to[d * S] = o[n][d / 4][d % 4];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                to[(8 * P + r) * S] = m[i][r];
-                to[(8 * P + 2 + r) * S] = l[i][r];
+                to[(4 * P + r) * S] = m[n][r];
+                to[(4 * P + 2 + r) * S] = l[n][r];
             }
         }
     }
 
-    /* The item's node to its slot, or to `out`. */
-    __device__ void put(const gen_job &j) {
-        int g = j.w.lane / 4, t = j.w.lane % 4, hd = j.head_dim;
+    /* The item's node to its slot: with an exact head_dim one address and offsets. */
+    __device__ void put_slot(const gen_job &j) {
+        int g = j.w.lane / 4, t = j.w.lane % 4, hd = EXACT ? D : j.head_dim;
+        int left = j.item.n_q - j.item.q0 - t * 2;
+        size_t slot = (size_t)j.item.slot + j.item.q0 + t * 2;
+        float *to = j.p.o + slot * hd + j.w.warp * 16 + g;
+        float2 *ml = j.p.ml + slot;
 #pragma unroll
-        for (int i = 0; i < N; i++)
+        for (int n = 0; n < N; n++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                int row, head, at = i * 16 + r * 8 + g;
-                if (!gen_query(j.a, j.p, j.item, at, &row, &head)) continue;
-                size_t slot = (size_t)j.item.slot + j.item.q0 + at;
-                float *to = j.p.o + slot * hd, by = gen_by(l[i][r]);
-                uint16_t *packed = NULL;
-                if (j.item.only) {
-                    to = j.a.out + ((size_t)row * j.a.n_heads + head) * hd;
-                    if (j.a.act) packed = j.a.act + (size_t)row * j.a.act_stride + head * hd;
-                } else if (j.w.warp == 0 && t == 0) j.p.ml[slot] = make_float2(m[i][r], l[i][r]);
+                if (n * 8 + r >= left) continue;
+                if (j.w.warp == 0 && g == 0) ml[n * 8 + r] = make_float2(m[n][r], l[n][r]);
 #pragma unroll
-                for (int d = 0; d < 2 * P; d++) {
-                    int pair = j.w.warp + 4 * (d / 2);
-                    if (!has(pair, EXACT ? D : hd) || pair * 16 >= D) break;
-                    float2 v = make_float2(o[i][d][r * 2], o[i][d][r * 2 + 1]);
-                    if (j.item.only) v = make_float2(gen_out(v.x, by), gen_out(v.y, by));
-                    int e = pair * 16 + d % 2 * 8 + t * 2;
-                    if (packed) *(uint32_t *)(packed + e) = to_act_pair(v.x, v.y, j.a.act_bf16);
-                    else *(float2 *)(to + e) = v;
+                for (int y = 0; y < P; y++) {
+                    if (D % 64 || !EXACT)
+                        if (!has(j.w.warp + 4 * y, hd)) break;
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+                        to[(n * 8 + r) * hd + y * 64 + h * 8] = o[n][y][h * 2 + r];
+                }
+            }
+    }
+
+    /* The list's only node to `out`, or packed. */
+    __device__ void put_out(const gen_job &j) {
+        int g = j.w.lane / 4, t = j.w.lane % 4, hd = EXACT ? D : j.head_dim;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int row, head;
+                if (!gen_query(j.a, j.p, j.item, n * 8 + t * 2 + r, &row, &head)) continue;
+                float *to = j.a.out + ((size_t)row * j.a.n_heads + head) * hd, by = gen_by(l[n][r]);
+                uint16_t *packed = j.a.act + (size_t)row * j.a.act_stride + head * hd;
+#pragma unroll
+                for (int y = 0; y < P; y++) {
+                    int pair = j.w.warp + 4 * y;
+                    if (D % 64 || !EXACT)
+                        if (!has(pair, hd)) break;
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        int e = pair * 16 + h * 8 + g;
+                        float v = gen_out(o[n][y][h * 2 + r], by);
+                        if (j.a.act) packed[e] = (uint16_t)to_act_pair(v, 0.f, j.a.act_bf16);
+                        else to[e] = v;
+                    }
                 }
             }
     }
@@ -417,7 +453,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
 template <bool MASKED, int M, typename T, int D, bool EXACT, int N>
 __device__ static inline void gen_pages(gen_node<T, D, EXACT, N> &node, const gen_job &j,
                                         struct gen_ring &ring, int first, const uint64_t *seen) {
-    float x[M * N][2][4], top[M * N][2];
+    float x[M * N][4], top[M * N][2];
 #pragma unroll
     for (int i = 0; i < M; i++) {
         int stage = i ? gen_take(ring, 2 * i) : first;
