@@ -287,13 +287,11 @@ static void twin_query(const struct abed *c, int row, int head, double *out) {
         c->qkv + (size_t)row * (size_t)((c->s.n_heads + 2 * c->s.n_kv) * hd) + head * hd;
     bool quantized = c->s.dtype == KERN_Q8_0 && c->fast && row < c->b.rows.n_gen;
     for (int d = 0; d < hd; d++) out[d] = (double)q[d] * (double)scale_of(c);
-    for (int d = 0; d < hd && quantized; d += 32) {
-        int n = hd - d < 32 ? hd - d : 32;
-        float top = 0;
-        for (int i = d; i < d + n; i++) top = fmaxf(top, fabsf(q[i] * scale_of(c)));
-        for (int i = d; i < d + n; i++)
-            out[i] = (double)(rintf(q[i] * scale_of(c) * (32258 / top)) * (top / 32258));
-    }
+    float top = 0;
+    for (int d = 0; d < hd; d++) top = fmaxf(top, fabsf(q[d] * scale_of(c)));
+    if (top < 0x1p-100f) top = 1; /* tells tokens not apart */
+    for (int d = 0; d < hd && quantized; d++)
+        out[d] = (double)(rintf(q[d] * scale_of(c) * (32258 / top)) * (top / 32258));
 }
 
 /* Output of one row and query head; share[block] (NULL: not) gets the attention mass by block,

@@ -186,6 +186,21 @@ static void test_q8_unseen(void) {
         }
 }
 
+/* Queries of nothing, or of less than a scale can say: the mean of what is seen, no more. */
+static void test_q8_no_query(void) {
+    for (int n = 0; n < N_NAMES; n++) {
+        struct kern *k = abed_open(names[n], 1);
+        if (!k) continue;
+        struct abed_seq q = {100, 3, false, 1, 61};
+        struct abed *c = abed_make((struct abed_shape){2, 1, 64, KERN_Q8_0}, &q, 1);
+        for (int i = 0; i < 2 * 64; i++) c->qkv[i] = i < 64 ? 0 : i % 2 ? 1e-36f : -3e-32f;
+        abed_run(k, c, NULL);
+        check(names[n], c, NULL, 1);
+        abed_discard(c);
+        k->ops->close(k);
+    }
+}
+
 /* Quarters: what is not listed holds NaN, is not seen and not counted; and bytes of whole lists:
  * 64 + 2 * 2 a token. */
 static void test_q8_quarters_and_bytes(void) {
@@ -307,6 +322,7 @@ const struct test tests[] = {
     {"q8_invariance", TEST_QUICK, 240000, test_q8_invariance},
     {"q8_long", TEST_QUICK, 240000, test_q8_long},
     {"q8_unseen", TEST_QUICK, 240000, test_q8_unseen},
+    {"q8_no_query", TEST_QUICK, 240000, test_q8_no_query},
     {"q8_quarters_and_bytes", TEST_QUICK, 240000, test_q8_quarters_and_bytes},
     {"q8_law", TEST_QUICK, 240000, test_q8_law},
     {"q8_rope_kv", TEST_QUICK, 240000, test_q8_rope_kv},

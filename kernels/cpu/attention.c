@@ -364,6 +364,7 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
                                          .head_dim = w->hd,
                                          .dim = w->dim,
                                          .any = any,
+                                         .whole = all == ~(uint64_t)0,
                                          .p = p,
                                          .n_q = w->n_q,
                                          .group = group,
@@ -404,9 +405,16 @@ static void value_page(struct work *w, int entry, uint64_t any, uint64_t all, co
 
 /* ---- Leaves and nodes ---------------------------------------------------------------------- */
 
-/* Largest score, weights exp(score - m) in place and their sum; n_cols a multiple of 64. CHAINS
- * vectors in turn over the columns in order, as one would wait for itself. */
-static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
+/* What a query's scores are multiples of. */
+static float score_unit(const struct work *w, int q) {
+    return attn_uses_q8(w->job->kv, w->tile) ? w->q8.scale[q] : 1.f;
+}
+
+/* Largest score m, weights exp(score - m) in place and their sum; scores come in multiples of
+ * `unit`; n_cols a multiple of 64. CHAINS vectors in turn over the columns in order, as one would
+ * wait for itself. */
+static void softmax_leaf(float *score, int n_cols, float unit, float *m_out, float *l_out) {
+    const vf log2e = v_set1(unit * 0x1.715476p0f);
     vf top[CHAINS], sum[CHAINS];
 #pragma GCC unroll 4
     for (int x = 0; x < CHAINS; x++) {
@@ -424,7 +432,7 @@ static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
     for (int c = 0; c < n_cols; c += CHAINS * VL)
 #pragma GCC unroll 4
         for (int x = 0; x < CHAINS; x++) {
-            vf p = v_exp_weight(v_sub(v_load(score + c + x * VL), v_set1(m)));
+            vf p = v_exp_weight(v_sub(v_load(score + c + x * VL), v_set1(m)), log2e);
             v_store(score + c + x * VL, p);
             sum[x] = v_add(sum[x], p);
         }
@@ -432,7 +440,7 @@ static void softmax_leaf(float *score, int n_cols, float *m_out, float *l_out) {
     for (int n = CHAINS / 2; n >= VN; n /= 2)
 #pragma GCC unroll 2
         for (int x = 0; x < n; x++) sum[x] = v_add(sum[x], sum[x + n]);
-    *m_out = m;
+    *m_out = m * unit;
     *l_out = v_sum16(sum);
 }
 
@@ -494,7 +502,8 @@ static void leaf(struct work *w, int idx, const struct attn_tile *then, int then
         memset(s, 0, stride * sizeof *s);
         s[w->dim] = -INFINITY;
         if (see->row_any[q / j->group])
-            softmax_leaf(w->score + (size_t)q * KERN_LEAF, n_cols, &s[w->dim], &s[w->dim + 1]);
+            softmax_leaf(w->score + (size_t)q * KERN_LEAF, n_cols, score_unit(w, q), &s[w->dim],
+                         &s[w->dim + 1]);
     }
     for (int e = e0; e < e1; e++)
         if (see->any[e - e0])
@@ -635,7 +644,7 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
                 memset(part, 0, 4 * sizeof *part);
                 if (!seen) continue;
                 mask_page(s, seen);
-                softmax_leaf(s, KERN_BLOCK, &pair[0], &pair[1]);
+                softmax_leaf(s, KERN_BLOCK, score_unit(&w, g), &pair[0], &pair[1]);
                 if (j->taps->quarter_mass) sum_quarters(s, part);
                 top[g] = pair[0] > top[g] ? pair[0] : top[g];
             }

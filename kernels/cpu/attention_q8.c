@@ -108,25 +108,30 @@ static void split32(const float *x, float inverse, int8_t *high, int8_t *low) {
 
 static void queries(const float *q, int n_q, int hd, const struct q8_queries *out) {
     int groups = q8_n_groups(hd);
-    for (int i = 0; i < n_q; i++)
+    for (int i = 0; i < n_q; i++) {
+        float pad[Q8_MAX_GROUPS * Q8_GROUP], top = 0;
+        memcpy(pad, q + (size_t)i * (size_t)hd, (size_t)hd * sizeof *q);
+        memset(pad + hd, 0, (size_t)(groups * Q8_GROUP - hd) * sizeof *q);
         for (int g = 0; g < groups; g++) {
-            int d = g * Q8_GROUP, n = hd - d < Q8_GROUP ? hd - d : Q8_GROUP;
+            float of_group = magnitude(pad + g * Q8_GROUP);
+            if (!(of_group <= top)) top = of_group;
+            if (isnan(of_group)) break;
+        }
+        float inverse = MOST / top;
+        /* Of a top below 2^-100 the inverse may be none; such a query tells tokens not apart. */
+        if (top < 0x1p-100f) top = 0x1p-100f, inverse = 0.f;
+        if (!(top <= 0x1p100f)) top = NAN, inverse = 0.f;
+        out->scale[i] = top / MOST;
+        for (int g = 0; g < groups; g++) {
             size_t at = (size_t)(i * groups + g);
             int8_t *to = out->q + at * 2 * Q8_GROUP;
-            float pad[Q8_GROUP] = {0};
-            memcpy(pad, q + (size_t)i * (size_t)hd + d, (size_t)n * sizeof *q);
-            float top = magnitude(pad), inverse = MOST / top;
-            /* Of a top below 2^-100 the inverse may be none; such a query tells tokens not apart.
-             */
-            if (top < 0x1p-100f) top = inverse = 0.f;
-            if (!(top <= 0x1p100f)) top = NAN, inverse = 0.f;
-            split32(pad, inverse, to, to + Q8_GROUP);
+            split32(pad + g * Q8_GROUP, inverse, to, to + Q8_GROUP);
             int32_t high = 0, low = 0;
             for (int x = 0; x < Q8_GROUP; x++) high += to[x], low += to[Q8_GROUP + x];
-            out->scale[at] = top / MOST;
             out->start[2 * at] = -K_EXCESS * high;
             out->start[2 * at + 1] = -K_EXCESS * low;
         }
+    }
 }
 
 /* ---- Reading ahead ----------------------------------------------------------------------------
@@ -138,7 +143,7 @@ struct ahead {
     int lines; /* a step */
 };
 
-static struct ahead read_ahead(const uint8_t *plane, int hd, int steps) {
+ALWAYS_INLINE struct ahead read_ahead(const uint8_t *plane, int hd, int steps) {
     size_t bytes = plane ? KERN_BLOCK * kern_kv_token_bytes(KERN_Q8_0, hd) : 0;
     int lines = (int)(bytes / LINE);
     return (struct ahead){plane, plane + bytes, (lines + steps - 1) / steps};
@@ -197,10 +202,8 @@ ALWAYS_INLINE void score_columns(const int nq, const int cv, const struct score_
 #pragma GCC unroll 8
             for (int i = 0; i < nq; i++) {
                 float *to = j->score + (size_t)(i0 + i) * KERN_LEAF + c + v * VL;
-                vf both = v_mul(s, v_set1(j->q->scale[at + (size_t)(i * groups)]));
-                vf before = g ? v_load(to) : v_set1(0.f);
                 vf dot = i_join(acc[2 * i][v], acc[2 * i + 1][v]);
-                v_store(to, v_fma(dot, both, before));
+                v_store(to, g ? v_fma(dot, s, v_load(to)) : v_mul(dot, s));
             }
         }
     }
@@ -251,7 +254,7 @@ ALWAYS_INLINE void weigh(const int nq, const bool whole, const struct q8_values 
     vf w[QT][BLOCK_V];
     iv top[FOURS];
 #pragma GCC unroll 8
-    for (int i = 0; i < FOURS; i++) top[i] = i_set1(0);
+    for (int i = nq; i < FOURS; i++) top[i] = i_set1(0);
 #pragma GCC unroll 16
     for (int v = 0; v < BLOCK_V; v++) {
         vf s = v_load_f16(scales + v * VL);
@@ -263,7 +266,8 @@ ALWAYS_INLINE void weigh(const int nq, const bool whole, const struct q8_values 
                 uint32_t on = (uint32_t)(seen >> (v * VL)) & (uint32_t)((1u << VL) - 1u);
                 w[i][v] = v_select(on, w[i][v], v_set1(0.f));
             }
-            top[i] = i_max_bits(w[i][v], top[i]);
+            if (v == 0) memcpy(&top[i], &w[i][0], sizeof top[i]);
+            else top[i] = i_max_bits(w[i][v], top[i]);
         }
     }
     float inverse[FOURS];
@@ -275,6 +279,8 @@ ALWAYS_INLINE void weigh(const int nq, const bool whole, const struct q8_values 
         memcpy(inverse + i, &by, sizeof by);
         memcpy(out->step[g] + i, &step, sizeof step);
     }
+    /* To be spread from memory: in registers that would take shuffles. */
+    __asm__("" : "+m"(inverse));
 #pragma GCC unroll 8
     for (int i = 0; i < nq; i++) store_weights(w[i], v_set1(inverse[i]), out->n[g][i]);
 }
@@ -286,7 +292,6 @@ ALWAYS_INLINE void value_tile(const int nq, const int nv, const struct q8_values
     const size_t row_bytes = q8_width(j->head_dim) * Q8_QUAD;
     const uint8_t *row = j->plane + (size_t)(first * VL) * Q8_QUAD;
     const int g = first / GV;
-    const uint8_t *n = w->n[g][0];
     iv acc[QT][2 * GV][SUMS];
 #pragma GCC unroll 8
     for (int i = 0; i < nq; i++)
@@ -294,15 +299,16 @@ ALWAYS_INLINE void value_tile(const int nq, const int nv, const struct q8_values
         for (int v = 0; v < nv; v++)
 #pragma GCC unroll 2
             for (int x = 0; x < SUMS; x++) acc[i][v][x] = i_set1(0);
-    for (uint64_t left = j->any; left; left >>= 8) {
+    int quad = 0;
+    for (uint64_t left = j->any; left; left >>= 8, quad += 2) {
         if (!(left & 0xff)) {
             row += 2 * row_bytes;
-            n += 2 * Q8_QUAD;
             continue;
         }
         read_more(ahead);
 #pragma GCC unroll 2
-        for (int y = 0; y < 2; y++, row += row_bytes, n += Q8_QUAD) {
+        for (int y = 0; y < 2; y++, row += row_bytes) {
+            const uint8_t *n = w->n[g][0] + weights_at(quad + y);
             iv weight[QT][2];
 #pragma GCC unroll 8
             for (int v = 0; v < nv; v++) {
@@ -340,13 +346,10 @@ ALWAYS_INLINE void value_queries(const int nq, const struct q8_values *j, int i0
     const int wide = VL == 16 ? nq <= 3 ? 4 : 2 : SUMS * nq <= 3 ? 4 : 2;
     int eights = 0;
     for (uint64_t left = j->any; left; left >>= 8) eights += (left & 0xff) != 0;
-    bool whole = true;
-    for (int i = i0; i < i0 + nq; i++)
-        whole &= j->seen[(size_t)(i / j->group) * ATTN_ENTRIES] == ~(uint64_t)0;
     struct ahead ahead = read_ahead(next, j->head_dim, eights * ((vectors + wide - 1) / wide));
     _Alignas(64) struct weights w;
     for (int g = 0; g < groups; g++)
-        if (whole) weigh(nq, true, j, i0, g, &w);
+        if (j->whole) weigh(nq, true, j, i0, g, &w);
         else weigh(nq, false, j, i0, g, &w);
     int v = 0;
     for (; v + wide <= vectors; v += wide) value_tile(nq, wide, j, i0, v, &w, &ahead);

@@ -15,17 +15,15 @@
  *      takes. f16 s[n_groups][64] behind them.
  *   V: i8 [16][width][4]: four tokens of a dim are a lane. f16 s[n_groups][64] behind them.
  *
- * GENERATED ROWS. The query (scaled) is cut into the same groups, of 16 bits: with top its group's
- * largest magnitude, d = top / 32258, n = round_half_even(q * (32258 / top)) = 254 high + low, both
- * in -127..127. (So nothing is lost but what K lost.) A score is, over groups
- * in order, from 0,
- *   fma((f32) dot, s * d, score)
- * where dot = 254 (high . K) + low . K, in integers, is exact. Values go page by page: with w[t] =
- * p[t] * s[t] of a group and top the page's largest of those that the row sees (below 1e-30: the
- * page adds nothing), step = top * (1 / 32767), n[t] = round_half_even(w[t] * (32767 / top)), 0
- * where the row does not see t, o[d] = fma((f32) (sum over t of n[t] V[t][d]), step, o[d]) with the
- * sum in integers again. So a value's weight is off by at most 2^-16 of the page's largest, far
- * less than 8 bits of V are. A weight that is NaN makes o NaN.
+ * GENERATED ROWS. The query (scaled) is rounded to 16 bits: with top its largest magnitude, d = top
+ * / 32258, n = round_half_even(q * (32258 / top)) = 254 high + low, both in -127..127. (So nothing
+ * is lost but what K lost.) A score in units of d is, over groups in order, from 0, fma((f32) dot,
+ * s, score) where dot = 254 (high . K) + low . K, in integers, is exact. Values go page by page:
+ * with w[t] = p[t] * s[t] of a group and top the page's largest of those that the row sees (below
+ * 1e-30: the page adds nothing), step = top * (1 / 32767), n[t] = round_half_even(w[t] * (32767 /
+ * top)), 0 where the row does not see t, o[d] = fma((f32) (sum over t of n[t] V[t][d]), step, o[d])
+ * with the sum in integers again. So a value's weight is off by at most 2^-16 of the page's
+ * largest, far less than 8 bits of V are. A weight that is NaN makes o NaN.
  *
  * PROMPT ROWS read the page widened (exact): f32, or bf16 for AMX. */
 
@@ -63,12 +61,11 @@ static inline float q8_element(const uint8_t *plane, int head_dim, bool value, i
     return (float)n * f16_to_f32(q8_scales(plane, head_dim)[(d / Q8_GROUP) * KERN_BLOCK + token]);
 }
 
-/* Queries of a tile of generated rows, in a thread's scratch, by query and group: 32 high bytes, 32
- * low ones, zero beyond head_dim; d; what the two dots start from (the table's own). */
+/* Queries of a tile of generated rows, in a thread's scratch. */
 struct q8_queries {
-    int8_t *q;
-    float *scale;
-    int32_t *start;
+    int8_t *q;      /* by query and group, 32 high bytes, 32 low ones, zero beyond head_dim */
+    float *scale;   /* by query, d > 0 */
+    int32_t *start; /* by query and group, what the two dots start from (the table's own) */
 };
 /* At most KERN_MAX_GROUP of them, see ATTN_GEN_Q; ATTN_Q8_BYTES * 32 * groups bytes. */
 static inline struct q8_queries q8_carve(int head_dim, void *scratch) {
@@ -82,6 +79,7 @@ struct q8_values {
     const uint8_t *plane;
     int head_dim, dim;    /* dim: head_dim rounded up to 16 */
     uint64_t any;         /* tokens that some row sees */
+    bool whole;           /* every row sees all 64 */
     const float *p;       /* [n_q][KERN_LEAF]; this page's 64 first */
     int n_q, group;       /* group: queries of a row */
     const uint64_t *seen; /* [n_q / group][ATTN_ENTRIES]: by row, what it sees; this page's first */
@@ -101,7 +99,8 @@ struct cpu_q8_isa {
     void (*widen_v)(const uint8_t *plane, int head_dim, int n_tokens, int stride, float *out);
     /* Quantise q f32 [n_q][head_dim]. */
     void (*queries)(const float *q, int n_q, int head_dim, const struct q8_queries *out);
-    /* score[i][0..63], rows of KERN_LEAF floats, of queries i < n_q and of the quarters marked. */
+    /* score[i][0..63], rows of KERN_LEAF floats, of queries i < n_q and of the quarters marked, in
+     * units of q->scale[i]. */
     void (*score)(const struct q8_queries *q, int n_q, int head_dim, const uint8_t *plane,
                   unsigned quarters, float *score, const uint8_t *next);
     void (*value)(const struct q8_values *v, const uint8_t *next);

@@ -8,7 +8,8 @@
  * four tokens of VL dims, prepared alike. The weights of a page's tokens, 0..32767 each, lie in two
  * halves of 64 bytes, 4 bytes of each for a vector of V: with VNNI the tokens' high digits of base
  * 256, then the low ones, summed apart (SUMS); else of 16 bits those of the even tokens, then those
- * of the odd ones. store_weights: round_half_even(w * inverse). */
+ * of the odd ones. weights_at: where a vector's four bytes lie. store_weights: round_half_even(w *
+ * inverse). */
 
 #include "kernels/cpu/attention_q8.h"
 #include "kernels/cpu/simd.h"
@@ -73,15 +74,18 @@ ALWAYS_INLINE float4 i_max_lanes(const iv a[4]) {
     return (float4)_mm_max_epu32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 ALWAYS_INLINE void store_weights(const vf w[BLOCK_V], vf inverse, uint8_t *to) {
-    const iv byte = _mm512_set1_epi16(255);
-    const iv order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const iv split =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
     iv n[BLOCK_V];
     for (int i = 0; i < BLOCK_V; i++) n[i] = _mm512_cvtps_epi32(v_mul(w[i], inverse));
-    iv a = _mm512_packus_epi32(n[0], n[1]), b = _mm512_packus_epi32(n[2], n[3]);
-    iv high = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-    iv low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
-    _mm512_store_si512(to, _mm512_permutexvar_epi32(order, high));
-    _mm512_store_si512(to + KERN_BLOCK, _mm512_permutexvar_epi32(order, low));
+    iv a = _mm512_shuffle_epi8(_mm512_packus_epi32(n[0], n[1]), split);
+    iv b = _mm512_shuffle_epi8(_mm512_packus_epi32(n[2], n[3]), split);
+    _mm512_store_si512(to, _mm512_unpackhi_epi64(a, b));
+    _mm512_store_si512(to + KERN_BLOCK, _mm512_unpacklo_epi64(a, b));
+}
+/* Of these packs, tokens 16 i + 4 n lie in four bytes i of 16 bytes n. */
+ALWAYS_INLINE int weights_at(int quad) {
+    return (quad % 4 * 4 + quad / 4) * 4;
 }
 
 #elif defined(__AVX2__)
@@ -259,6 +263,12 @@ ALWAYS_INLINE void store_weights(const vf w[BLOCK_V], vf inverse, uint8_t *to) {
     }
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+ALWAYS_INLINE int weights_at(int quad) {
+    return quad * 4;
+}
 #endif
 
 /* What a dot of u8 columns with q starts from: columns are 128 too large where they are not

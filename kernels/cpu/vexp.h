@@ -30,19 +30,20 @@ ALWAYS_INLINE vf v_exp(vf arg) {
     return v_zero_below(v_scale2(p, n), arg, lowest);
 }
 
-/* e^x for x <= 0 or NaN, for weights: relative error 5e-7 + |x| * 1.2e-7, exactly 0 below -86.6,
- * exactly 1 at 0. Uses v_fma, so that its bits differ between sets; half the work of v_exp. */
+/* 2^(x * unit) for x <= 0 or NaN and unit > 0, for weights: relative error 5e-7 + |x unit| * 1e-7,
+ * exactly 0 below 2^-125, exactly 1 at 0. Uses v_fma, so that its bits differ between sets; half
+ * the work of v_exp. */
 #if defined(__AVX512F__)
 /* 2^(i / 16) by a table, as one instruction looks up 16 lanes, and 2^f, |f| <= 1/32, by a parabola.
  * 1.5 * 2^19 leaves 16 t rounded in the low bits. */
-ALWAYS_INLINE vf v_exp_weight(vf x) {
+ALWAYS_INLINE vf v_exp_weight(vf x, vf unit) {
     static const _Alignas(64) uint32_t sixteenth[16] = {
         /* the bits of 2^(i / 16) less i << 19, what the shift below adds too much */
         0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
         0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
         0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
     const vf magic = v_set1(0x1.8p19f), lowest = v_set1(-125.f);
-    vf t = v_mul(x, v_set1(0x1.715476p0f));
+    vf t = v_mul(x, unit);
     vf clamped = v_max(lowest, t);
     vf n = v_add(clamped, magic), f = v_sub(clamped, v_sub(n, magic));
     __m512i bits = _mm512_castps_si512(n);
@@ -52,9 +53,9 @@ ALWAYS_INLINE vf v_exp_weight(vf x) {
     return v_zero_below(v_fma(p, two, two), t, lowest);
 }
 #else
-ALWAYS_INLINE vf v_exp_weight(vf x) {
+ALWAYS_INLINE vf v_exp_weight(vf x, vf unit) {
     const vf magic = v_set1(0x1.8p23f), lowest = v_set1(-125.f);
-    vf t = v_mul(x, v_set1(0x1.715476p0f));
+    vf t = v_mul(x, unit);
     vf clamped = v_max(lowest, t);
     vf n = v_sub(v_add(clamped, magic), magic), f = v_sub(clamped, n);
     vf p = v_fma(f, v_set1(0x1.5bba14p-10f), v_set1(0x1.3cea88p-7f));
