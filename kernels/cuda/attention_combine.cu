@@ -8,6 +8,10 @@
  * factors is computed for all pairs at once and handed out by shuffles. Before the wait a round
  * without nodes fetches the code of the others.
  *
+ * With more than 8 queries an item, registers leave no room beside attention_gen.cu's blocks, and
+ * blocks start when those end: five rows behind 8K spend some 3 of 15.9 us looking here. To read
+ * what the other kernel found, after the wait, is not tried.
+ *
  * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 
 #include "kernels/cuda/attention_gen_load.cuh"
