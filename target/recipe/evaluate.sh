@@ -65,9 +65,9 @@ ask lists --needles 300 --kinds single --texts 20 --following 392 --keep-blocks 
     --lists layer,head --select2 20 --quarters 1,2 --sizes 16,32,128
 ask bounds --needles 300 --kinds single --texts 20 --following 392 --keep-blocks 32,12 --selectors observed,mean,minmax,bound,scorer \
     --scorer "$shipped,$(s inside)" --recheck
-ask inside_late --needles 300 --kinds late,two-hop --answer-tokens 12 --keep-blocks 32,12 --selectors observed,scorer \
+ask inside --needles 300 --kinds late,two-hop --answer-tokens 12 --keep-blocks 32,12 --selectors observed,scorer \
     --scorer "$shipped,$(s inside)" --again
-ask inside_late6 --needles 300 --kinds late,two-hop --answer-tokens 12 --keep-blocks 32,12 --selectors observed,scorer \
+ask inside_layer6 --needles 300 --kinds late,two-hop --answer-tokens 12 --keep-blocks 32,12 --selectors observed,scorer \
     --scorer "$(s aim5_layer6),$(s inside_layer6)" --again
 for seed in 7 8; do
     ask "drop_$seed" --seed $seed --needles 150 --kinds late --answer-tokens 12 --keep-blocks 32,12 --selectors observed,scorer \
