@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/utf8.h"
 #include "kernels/kernels.h"
 #include "model/config_private.h"
 
@@ -99,6 +100,21 @@ int config__refuse_arch(const char *name, size_t n, struct err *e) {
         "architecture '%.*s' is not supported: %s%s; supported are llama, mistral, qwen2, "
         "qwen3 and smollm3 (dense decoders)",
         (int)k, name, lacks ? "it needs " : "we do not know it", lacks ? lacks : "");
+}
+
+void config__set_name(struct model_config *c, const char *s, size_t n) {
+    size_t to = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t cp = 0;
+        int k = utf8_decode(s + i, n - i, &cp);
+        bool is_good = k > 0, is_control = is_good && (cp < 0x20 || (cp >= 0x7f && cp < 0xa0));
+        if (!is_good) k = 1;
+        if (to + (size_t)k >= sizeof c->name) break;
+        if (!is_control) memcpy(c->name + to, is_good ? s + i : "?", (size_t)k);
+        to += is_control ? 0 : (size_t)k;
+        i += (size_t)k;
+    }
+    c->name[to] = 0;
 }
 
 void config__set_rope_defaults(struct model_config *c) {

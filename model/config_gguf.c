@@ -197,7 +197,7 @@ static int find_family(const struct gguf *g, const struct config__family **out, 
 static void read_name(const struct gguf *g, struct model_config *c) {
     struct gguf_str s;
     if (gguf_get_str(g, "general.name", &s, NULL) != 0) return;
-    snprintf(c->name, sizeof c->name, "%.*s", s.n < sizeof c->name ? (int)s.n : 127, s.data);
+    config__set_name(c, s.data, s.n);
 }
 
 int model_config_from_gguf(struct model_config *c, const struct gguf *g, struct err *e) {

@@ -305,7 +305,7 @@ static int read_config(struct reader *r, struct model_config *c) {
     if (find_family(r)) return r->rc;
     snprintf(c->arch, sizeof c->arch, "%s", r->family->arch);
     const char *name = json_string_value(get(r, "_name_or_path"));
-    snprintf(c->name, sizeof c->name, "%s", name ? name : "");
+    if (name) config__set_name(c, name, strlen(name));
     refuse_extras(r);
     read_shape(r, c);
     int positions = need_int(r, "max_position_embeddings", 1, MODEL_MAX_CONTEXT);

@@ -338,6 +338,29 @@ static void test_config_json_syntax(void) {
     json_decref(obj);
 }
 
+/* A name is for people and their terminals: what would command these is left out, and it ends with
+ * a whole character. */
+static void test_config_names(void) {
+    static const char *const cases[][2] = {
+        {"SmolLM2 135M", "SmolLM2 135M"},
+        {"a\\u001b[31mb\\u0007\\n\\u007f\\u009bc", "a[31mbc"},
+        {"\xc3\xa9\xe2\x82\xac", "\xc3\xa9\xe2\x82\xac"},
+        {"", ""},
+    };
+    char change[400], euros[3 * 43 + 1] = "";
+    struct model_config c;
+    struct err e = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(change, sizeof change, "{'_name_or_path':'%s'}", cases[i][0]);
+        assert_ok(read_json(&c, QWEN3, change, &e), e);
+        assert_string_equal(c.name, cases[i][1]);
+    }
+    for (int i = 0; i < 43; i++) memcpy(euros + 3 * i, "\xe2\x82\xac", 4);
+    snprintf(change, sizeof change, "{'_name_or_path':'x%s'}", euros);
+    assert_ok(read_json(&c, QWEN3, change, &e), e);
+    assert_int_equal(strlen(c.name), 1 + 3 * 42);
+}
+
 /* ---- GGUF ---- */
 
 /* A key below the architecture's name; no text: a number, as u32 where it is whole, else f32. */
@@ -511,8 +534,9 @@ static void test_config_gguf_unusual(void) {
             struct strbuf b = {0};
             struct gguf *g;
             struct err e = {0};
-            put_header(&b, 3, 0, 10);
+            put_header(&b, 3, 0, 11);
             put_key_str(&b, "general.architecture", "llama");
+            put_key_str(&b, "general.name", "m\033]0;x\a\xff!");
             put_key_u32(&b, "llama.block_count", 2);
             put_key_u32(&b, "llama.embedding_length", 64);
             put_key_u32(&b, "llama.feed_forward_length", 64);
@@ -533,6 +557,7 @@ static void test_config_gguf_unusual(void) {
             if (code == 0) {
                 assert_int_equal(c.n_kv_heads, cases[i].values[0]);
                 assert_int_equal(c.vocab, 3);
+                assert_string_equal(c.name, "m]0;x?!");
             }
             if (want != cases[i].code) assert_non_null(strstr(e.message, "an encoder"));
             gguf_close(g);
@@ -576,6 +601,7 @@ const struct test tests[] = {
     {"config_json_windows", TEST_QUICK, 5000, test_config_json_windows},
     {"config_json_rope", TEST_QUICK, 5000, test_config_json_rope},
     {"config_json_names_every_lie", TEST_QUICK, 5000, test_config_json_names_every_lie},
+    {"config_names", TEST_QUICK, 5000, test_config_names},
     {"config_json_syntax", TEST_QUICK, 5000, test_config_json_syntax},
     {"config_gguf_families", TEST_QUICK, 5000, test_config_gguf_families},
     {"config_gguf_names_every_lie", TEST_QUICK, 5000, test_config_gguf_names_every_lie},
