@@ -43,8 +43,8 @@ int config__read_head_ids(struct model_config *c, const struct gguf *g, struct e
 void config__copy_head_ids(const struct gguf *g, int32_t *out, int n);
 int config__embedding_hash(const struct gguf *g, uint64_t *out, struct err *e);
 
-/* c->name from what a file says: whole characters, none that would command a terminal, '?' for bytes
- * that are no UTF-8. */
+/* c->name from what a file says: whole characters, none that would command a terminal, '?' for
+ * bytes that are no UTF-8. */
 void config__set_name(struct model_config *c, const char *s, size_t n);
 
 /* No rope scaling: the neutral values of every field. */
