@@ -59,6 +59,8 @@ enum {
     SPEED = DRAFT_COST_ROWS, /* its place in the covariance */
     TURN_PASSES = 3,         /* of one row count, until they cost what they do */
     PROMPT_PASSES = 12,
+    STALE = 64,       /* passes, after which a row count is seen again */
+    WELL_KNOWN = 120, /* passes of it, after which it may stay away for longer */
 };
 
 static const int grid[DRAFT_COST_ROWS] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  12,  14,  16,
@@ -341,7 +343,8 @@ bool draft_cost_known(const struct draft_cost *c, int n_rows, double kv_tokens) 
     return p->ns > 0 && abs(grid[i] - n_rows) <= n_rows / 8 && fabs(kv_tokens - p->kv) <= near;
 }
 
-uint32_t draft__cost_age(const struct draft_cost *c, int n_rows) {
+bool draft__cost_stale(const struct draft_cost *c, int n_rows) {
     const struct draft_cost_point *p = &c->at[nearest(n_rows)];
-    return p->ns > 0 ? c->n_observed - p->last : UINT32_MAX;
+    double most = p->slow_n > WELL_KNOWN ? STALE + 2 * (p->slow_n - WELL_KNOWN) : STALE;
+    return p->ns <= 0 || c->n_observed - p->last > most;
 }

@@ -25,8 +25,9 @@
  * request's life, after 512 rounds, and for the same reason one bad stretch does not turn it off: a
  * running mean of what it gains must say so, unless the loss is great.
  *
- * Settings nearly as good as the best are taken when nobody did so for 64 rounds: a time that was
- * learned in a bad moment would otherwise keep everyone from learning it anew. */
+ * Settings nearly as good as the best are taken when nobody did so for 64 rounds, more where their
+ * times are well known: a time that was learned in a bad moment would otherwise keep everyone from
+ * learning it anew. */
 #include "draft/depth.h"
 
 #include <string.h>
@@ -39,7 +40,6 @@ enum {
     MOST_WAIT = 64,
     LONG_IDLE = 512,
     FEW_SEATS = 8,      /* so many get every cap of the draft's passes and exchanges */
-    STALE = 64,         /* passes */
     MOST_HORIZON = 256, /* tokens */
     MOST_ROWS = DRAFT_MAX_BIDS * KERN_MAX_DRAFT,
 };
@@ -47,7 +47,7 @@ enum {
 #define FIRST_CREDIT 0.3 /* of a round, for trying again soon after giving up */
 #define PROBE_ROUNDS 4.0 /* that old evidence counts when it is tried again */
 #define NEARLY 0.92      /* of the best setting: worth learning about */
-#define STAY 1.01        /* what the model counts for where it is in use */
+#define STAY 1.02        /* drafts count for where the model is in use */
 #define PATIENCE 60.0    /* rounds */
 #define STILL_WORTH 0.99
 #define HOPELESS 0.8
@@ -204,8 +204,8 @@ static void choose_one(struct round *r, const struct draft_costs *c, const struc
     for (int source = 0; source < 2; source++) {
         for (int g = 0; g <= s->most[source] && g <= room; g++) {
             if (g > 0) move(r, s, source, g);
-            bool stays = source == DRAFT_BY_MODEL && g > 0 && !is_off(b);
-            price[source][g] = score(r) * (stays ? STAY : 1);
+            bool leaves = g == 0 && s->most[DRAFT_BY_MODEL] > 0 && !is_off(b);
+            price[source][g] = score(r) / (leaves ? STAY : 1);
             if (price[source][g] <= best) continue;
             best = price[source][g];
             best_source = source;
@@ -220,8 +220,7 @@ static void choose_one(struct round *r, const struct draft_costs *c, const struc
     for (int source = 0; source < 2 && r->n_seats == 1; source++) {
         if (source == DRAFT_BY_MODEL && is_off(b)) continue;
         for (int g = s->most[source] < room ? s->most[source] : room; g >= 0 && !stale; g--) {
-            if (price[source][g] < nearly || draft__cost_age(&c->target, rows + g) <= STALE)
-                continue;
+            if (price[source][g] < nearly || !draft__cost_stale(&c->target, rows + g)) continue;
             stale = true;
             best_source = source;
             best_g = g;

@@ -15,8 +15,9 @@ double draft__curve_at(const struct draft__curve *v, double n_rows);
 /* A curve of the usual growth, for what is not known yet. */
 void draft__curve_guess(double ns_of_one_row, struct draft__curve *out);
 
-/* Passes seen since the newest of about n_rows rows. */
-uint32_t draft__cost_age(const struct draft_cost *c, int n_rows);
+/* Should a pass of about n_rows be seen again? Yes when it was never seen, or not for 64 passes,
+ * more where more than a hundred tell of it. */
+bool draft__cost_stale(const struct draft_cost *c, int n_rows);
 
 /* chance[i], i < n: that places 0..i are all accepted. */
 void draft__rate_chances(const struct draft_rate *r, int n, double *chance);
