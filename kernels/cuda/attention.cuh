@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/page.cuh"
 
@@ -131,44 +132,7 @@ __device__ static inline uint64_t attn_seen(const struct attn_args &a, int seq, 
     return seen;
 }
 
-/* ---- Barriers and copies in shared memory; addresses are 32-bit shared ones ---- */
-
-__device__ static inline uint32_t smem_addr(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-__device__ static inline void bar_init(uint32_t bar, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-/* After bar_init by one thread, before the block's first __syncthreads. */
-__device__ static inline void bar_init_fence() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-__device__ static inline void bar_arrive(uint32_t bar) {
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(bar) : "memory");
-}
-__device__ static inline void bar_wait(uint32_t bar, uint32_t parity) {
-    uint32_t done = 0;
-    while (!done)
-#if __CUDA_ARCH__ >= 900
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
-                     " selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-#else
-        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
-                     " selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-#endif
-}
-/* Barrier `id` (1..15) of n threads. */
-__device__ static inline void named_sync(int id, int n) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
-}
+/* ---- Copies to shared memory; addresses are 32-bit shared ones ---- */
 
 /* A whole warp copies `bytes` (a multiple of 16, both sides 16-byte aligned) to shared memory;
  * `bar`, initialised with COPY_ARRIVALS for each copy of a phase, completes when they have landed.
@@ -195,7 +159,7 @@ __device__ static inline void copy_to_smem(uint32_t dst, const void *src, uint32
     for (uint32_t i = lane * 16; i < bytes; i += 32 * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + i), "l"(from + i)
                      : "memory");
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+    copies_arrive(bar);
 #endif
 }
 

@@ -1,4 +1,5 @@
-/* out = x W^T for 1..32 generated rows with weights of 16-bit floats: a stream of W.
+/* out = x W^T for 1..32 generated rows with weights of 16-bit floats: a stream of W. (Up to 8 where
+ * a block may hold a large ring: skinny_stream.cu.)
  *
  * 4096 x 14336 are 117 MB, 25.8 us at 4.55 TB/s. A step is a chain of such products with small
  * kernels between them, and what it loses it loses at the borders: a product ends (its last bytes
@@ -34,7 +35,7 @@
 #include "kernels/cuda/skinny.cuh"
 
 enum {
-    WARPS = RANKS * CHAINS,
+    WARPS = SKINNY_WARPS,
     THREADS = 32 * WARPS,
     STEP_COLS = BLOCK_COLS / CHAINS,
     PITCH = STEP_COLS * 2,
@@ -80,18 +81,12 @@ template <class F> struct stream {
         at.tile += F::M_TILES;
         at.w += 16 * F::M_TILES * stride - (size_t)steps * BLOCK_COLS;
     }
-    __device__ void copy(uint32_t dst, const void *src) const {
-        asm volatile(
-            "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(dst),
-            "l"(src), "l"(policy)
-            : "memory");
-    }
     __device__ void load_w(const walker &at, int slot) const {
         uint32_t dst = ring + slot * F::SLOT + lane_smem;
         int n_loads = 2 * (tile_end - at.tile);
 #pragma unroll
         for (int i = 0; i < 2 * F::M_TILES; i++)
-            if (i < 2 || i < n_loads) copy(dst + i * 8 * PITCH, at.w + i * 8 * stride);
+            if (i < 2 || i < n_loads) copy_once(dst + i * 8 * PITCH, at.w + i * 8 * stride, policy);
     }
     __device__ void load_x(int step, int slot) const {
         uint32_t dst = ring + slot * F::SLOT + F::W_BYTES + lane_smem;
@@ -119,12 +114,6 @@ template <class F> struct stream {
         store_shared16(ring + s * F::SLOT + F::W_BYTES + lane_smem + i * 8 * PITCH, v);
     }
 };
-
-__device__ static inline uint64_t read_once_policy() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 
 /* ---- The kernel ---- */
 
@@ -162,35 +151,6 @@ template <class F> struct operands {
     }
 };
 
-/* The chains' sums of a pass meet: as fragments lie, [warp][M_TILES][N_TILES][lane][4]. */
-template <class F>
-__device__ static inline void store_sums(const skinny_args &a, float *red, int tile, int tile_end,
-                                         const float acc[F::M_TILES][F::N_TILES][4]) {
-    enum { FRAGMENTS = F::M_TILES * F::N_TILES, ALL = FRAGMENTS * 128 };
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < F::M_TILES; m++)
-#pragma unroll
-        for (int n = 0; n < F::N_TILES; n++)
-            ((float4 *)red)[(warp * FRAGMENTS + m * F::N_TILES + n) * 32 + lane] =
-                *(const float4 *)acc[m][n];
-    __syncthreads();
-#pragma unroll
-    for (int e = threadIdx.x; e < ALL; e += THREADS) {
-        int at = e / 4 % 32, i = e % 4, m = e / 128 / F::N_TILES, n = e / 128 % F::N_TILES;
-        int row = (tile + m) * 16 + at / 4 + i / 2 * 8, col = n * 8 + at % 4 * 2 + i % 2;
-        float sum[CHAINS];
-#pragma unroll
-        for (int k = 0; k < CHAINS; k++) {
-            sum[k] = red[k * ALL + e];
-#pragma unroll
-            for (int rank = 1; rank < RANKS; rank++) sum[k] += red[(rank * CHAINS + k) * ALL + e];
-        }
-        if (tile + m < tile_end && row < a.rows && col < a.n)
-            a.out[(size_t)col * a.out_stride + row] = sum[0] + sum[1];
-    }
-}
-
 template <class F, int FORM>
 __global__ void __launch_bounds__(THREADS, 1)
     skinny_few_kernel(const __grid_constant__ skinny_args a) {
@@ -208,7 +168,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     s.steps = rank_begin(a.n_blocks, rank + 1) - begin;
     s.tile_end = tile + n_each + (b < more);
     s.n = a.n;
-    s.ring = smem_address(smem) + warp * a.slots * F::SLOT;
+    s.ring = smem_addr(smem) + warp * a.slots * F::SLOT;
     s.lane_smem = lane / 4 * PITCH + ((lane % 4) ^ (lane / 8)) * 16;
     s.policy = read_once_policy();
     walker ahead = {a.w + (size_t)(tile * 16 + lane / 4) * s.stride + col, 0, tile};
@@ -258,7 +218,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             if (++slot == a.slots) slot = 0;
         }
         if (pass > 0) __syncthreads(); /* the sums before have been read */
-        store_sums<F>(a, red, tile + pass * F::M_TILES, s.tile_end, acc);
+        skinny_store_sums<F::M_TILES, F::N_TILES>(a, red, tile + pass * F::M_TILES, s.tile_end, acc,
+                                                  0);
     }
 }
 

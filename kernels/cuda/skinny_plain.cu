@@ -1,5 +1,5 @@
 /* out = x W^T for generated rows with weights of 16-bit floats: W [rows][stride], x [n][stride].
- * Up to 32 rows go to skinny_few.cu; here more.
+ * Up to 32 rows go to skinny_stream.cu and skinny_few.cu; here more.
  *
  * Bound by memory: 4096 x 14336 are 117 MB, 27 us at 4.3 TB/s, whatever n is up to 64 (tensor cores
  * do 64 rows of a tile in a third of the time that its bytes take). Little's law asks for 30 KB in
@@ -244,7 +244,7 @@ __device__ static inline void store_sums(const float *red, const skinny_args &a,
             for (int k = 0; k < CHAINS; k++) {
                 const float *at = p + k * 8 * N_TILES * R::RED_PITCH;
                 if (split == 1 && rank == 0) v[rank][k] = *at;
-                else if (rank < split) v[rank][k] = cluster_load(smem_address(at), rank);
+                else if (rank < split) v[rank][k] = cluster_load(smem_addr(at), rank);
             }
 #pragma unroll
         for (int rank = 1; rank < RANKS; rank++)
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
     int rank = blockIdx.x * ranks, last = rank + ranks;
     int begin = rank_begin(a.n_blocks, rank), end = rank_begin(a.n_blocks, last);
     int warp = threadIdx.x / 32, m_warp = warp % C::M_WARPS, k_warp = warp / C::M_WARPS;
-    loader<C, N_TILES> load(a, tile, pass, smem_address(smem));
+    loader<C, N_TILES> load(a, tile, pass, smem_addr(smem));
     float acc[C::M_TILES][N_TILES][4] = {}, sum[C::M_TILES][N_TILES][4];
 
     pdl_trigger();
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(C::THREADS, 512 / C::THREADS)
                 load.load_x(next, before);
             }
             copy_commit();
-            multiply<C, N_TILES, FORM>(acc, smem_address(smem) + slot * R::SLOT, m_warp, k_warp);
+            multiply<C, N_TILES, FORM>(acc, smem_addr(smem) + slot * R::SLOT, m_warp, k_warp);
             if (++slot == R::SLOTS) slot = 0;
         }
         end_range<C, N_TILES>(sum, acc, r == rank);
@@ -377,6 +377,7 @@ static int launch(struct cuda_ctx *c, struct skinny_args a, int split) {
 template <int FORM> static int launch_form(struct cuda_ctx *c, struct skinny_args a) {
     const bool own = FORM == FORM_BF16 || FORM == FORM_F16;
     const int n_tiles = own ? MAX_N_TILES : 4; /* of mixed types */
+    if (own && cuda_skinny_streams(c, a.n)) return cuda_skinny_stream(c, &a, FORM == FORM_BF16);
     if (a.n <= FEW_MAX) return cuda_skinny_few(c, &a, (enum form)FORM);
     struct skinny_plan plan = plan_of(c, a.rows, a.n_blocks);
     int passes = (a.n + n_tiles * 8 - 1) / (n_tiles * 8);
