@@ -19,7 +19,8 @@ struct cpu_ctx;
 enum cpu_class { CPU_GEN, CPU_PROMPT };
 
 /* Products. `reference` and `plain` run anywhere; `avx2` and `avx512` need what their names say;
- * avx512 serves prompt rows by AMX bf16 tiles where the machine has them (ctx->amx). */
+ * avx512 serves prompt rows by AMX bf16 tiles, and six to eight generated rows by int8 tiles, where
+ * the machine has them (ctx->amx). */
 struct cpu_matmul_isa {
     /* Packed size; 0 where cols does not suit the dtype. */
     size_t (*weight_bytes)(enum kern_dtype t, int rows, int cols);
@@ -169,7 +170,8 @@ struct cpu_ctx {
     struct threads *threads;
     enum kern_precision precision;
     const struct cpu_isa *isa;
-    bool amx;           /* prompt products and prompt attention may use AMX bf16 */
+    bool amx;           /* prompt products and prompt attention may use AMX bf16, products of some
+                           generated rows AMX int8 */
     bool f32_weights;   /* an F32 matrix was packed: AMX's prompt rows keep an f32 copy beside their
                            tiles */
     bool float_weights; /* an F32, F16 or BF16 matrix was packed: generated rows keep an f32 copy
