@@ -43,6 +43,15 @@ static uint16_t q8_group(const float *x, int n, int8_t *q) {
     return h;
 }
 
+void abed_turn(const double *x, int hd, double *out) {
+    for (int d = 0; d < hd; d++) {
+        bool whole = d < hd / 32 * 32;
+        out[d] = whole ? 0 : x[d];
+        for (int i = d / 32 * 32; whole && i < d / 32 * 32 + 32; i++)
+            out[d] += (__builtin_popcount((unsigned)(i & d & 31)) & 1 ? -x[i] : x[i]) / sqrt(32);
+    }
+}
+
 void abed_round_head(enum kern_dtype t, const float *x, int hd, float *out) {
     int8_t q[32];
     for (int d = 0; d < hd && t != KERN_Q8_0; d++) out[d] = abed_rounded(t, x[d]);
@@ -287,11 +296,16 @@ static void twin_query(const struct abed *c, int row, int head, double *out) {
         c->qkv + (size_t)row * (size_t)((c->s.n_heads + 2 * c->s.n_kv) * hd) + head * hd;
     bool quantized = c->s.dtype == KERN_Q8_0 && c->fast && row < c->b.rows.n_gen;
     for (int d = 0; d < hd; d++) out[d] = (double)q[d] * (double)scale_of(c);
+    if (c->s.dtype != KERN_Q8_0) return;
+    double plain[KERN_MAX_HEAD_DIM];
+    memcpy(plain, out, (size_t)hd * sizeof *out);
+    abed_turn(plain, hd, out);
+    for (int d = 0; d < hd / 32 * 32; d++) out[d] *= sqrt(2); /* over 4 */
     float top = 0;
-    for (int d = 0; d < hd; d++) top = fmaxf(top, fabsf(q[d] * scale_of(c)));
+    for (int d = 0; d < hd; d++) top = fmaxf(top, (float)fabs(out[d]));
     if (top < 0x1p-100f) top = 1; /* tells tokens not apart */
     for (int d = 0; d < hd && quantized; d++)
-        out[d] = (double)(rintf(q[d] * scale_of(c) * (32258 / top)) * (top / 32258));
+        out[d] = (double)(rintf((float)out[d] * (32258 / top)) * (top / 32258));
 }
 
 /* Output of one row and query head; share[block] (NULL: not) gets the attention mass by block,

@@ -8,10 +8,10 @@
  * of the weights), sums of up to 1300 weights alike. The AMX kernel rounds Q, K, P and V to bf16
  * (2^-9 relative each), hence 3e-2 there.
  *
- * 8-bit pages: the twin reads the values that the law of kernels/cpu/attention_q8.h leaves of them,
- * and for generated rows of a fast table the query, too. Weights of values are then rounded to
- * 2^-16 of a page's largest: at most 64 such errors of |v| <= 1, as random as the values are, hence
- * 3e-4.
+ * 8-bit pages: the twin reads the values that the law of kernels/cpu/attention_q8.h leaves of them
+ * (made keys count as turned, queries are turned here), and for generated rows of a fast table the
+ * query, too. Weights of values are then rounded to 2^-16 of a page's largest: at most 64 such
+ * errors of |v| <= 1, as random as the values are, hence 3e-4.
  *
  * Pages: unlisted ones are made inaccessible, so a single touch ends the test; what lies behind a
  * sequence's end is NaN, so a single product with it shows. */
@@ -64,7 +64,9 @@ void abed_discard(struct abed *c);
 float abed_k_at(const struct abed *c, int s, int position, int head, int d);
 float abed_v_at(const struct abed *c, int s, int position, int head, int d);
 float abed_rounded(enum kern_dtype t, float x); /* not of 8 bits */
-/* What a cache of type t keeps of a token's head. */
+/* Whole groups of 32 dims by the orthonormal Hadamard matrix. */
+void abed_turn(const double *x, int head_dim, double *out);
+/* What a cache of type t keeps of a token's head (8 bits: of a key that is turned already). */
 void abed_round_head(enum kern_dtype t, const float *x, int head_dim, float *out);
 /* In [-1, 1), a mix of the arguments. */
 float abed_value(uint64_t salt, int what, int position, int i);

@@ -22,7 +22,7 @@ struct work {
     const struct attn_job *job;
     const struct attn_tile *tile;
     int n_q, hd, dim;
-    float *q;     /* [n_q][hd], scaled */
+    float *q;     /* [n_q][hd], scaled; turned for 8-bit pages */
     float *score; /* [n_q][KERN_LEAF] scores, then weights */
     float *page;  /* [hd][64] or [64][dim]: a page in f32 */
     float *stack; /* unreduced nodes, [depth][n_q] slots */
@@ -536,6 +536,8 @@ static void load_queries(struct work *w, int first_row, int n_rows) {
                            (size_t)(w->tile->head * j->group) * (size_t)w->hd;
         float *dst = w->q + (size_t)(r * j->group) * (size_t)w->hd;
         for (int i = 0; i < j->group * w->hd; i++) dst[i] = src[i] * j->scale;
+        for (int g = 0; g < j->group && j->kv->dtype == KERN_Q8_0; g++)
+            q8_turn_query(dst + (size_t)g * (size_t)w->hd, w->hd);
     }
     if (attn_uses_q8(j->kv, w->tile))
         j->ctx->isa->q8->queries(w->q, n_rows * j->group, w->hd, &w->q8);

@@ -110,6 +110,12 @@ void attn_amx_queries(const struct attn_job *j, const struct attn_tile *t, void 
         for (int g = 0; g < j->group; g++, dst += a.kdim) {
             const float *src = j->qkv + (size_t)(t->row + r) * (size_t)j->qkv_stride +
                                (size_t)(t->head * j->group + g) * (size_t)hd;
+            float turned[KERN_MAX_HEAD_DIM];
+            if (j->kv->dtype == KERN_Q8_0) {
+                memcpy(turned, src, (size_t)hd * sizeof *src);
+                q8_turn_query(turned, hd);
+                src = turned;
+            }
             for (int x = 0; x < a.kdim; x += 16) {
                 int left = hd - x;
                 __mmask16 lanes = left >= 16 ? 0xffff

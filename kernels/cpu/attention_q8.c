@@ -69,12 +69,15 @@ static void write_token(const struct kern_kv *kv, uint8_t *page, int head, int t
     uint8_t *vp = page + kv->v_offset + (size_t)head * kv->head_stride;
     int hd = kv->head_dim, width = (int)q8_width(hd);
     size_t scales = KERN_BLOCK * (size_t)width;
+    float turned[KERN_MAX_HEAD_DIM];
+    memcpy(turned, k, (size_t)hd * sizeof *k);
+    q8_turn_key(turned, hd);
     for (int g = 0; g < q8_n_groups(hd); g++) {
         int d = g * Q8_GROUP, n = hd - d < Q8_GROUP ? hd - d : Q8_GROUP;
         int end = width - d < Q8_GROUP ? width - d : Q8_GROUP;
         size_t at = scales + (size_t)(g * KERN_BLOCK + t) * 2;
         int8_t q[Q8_GROUP];
-        uint16_t h = quantize(k + d, n, q);
+        uint16_t h = quantize(turned + d, n, q);
         memcpy(kp + at, &h, 2);
         for (int i = 0; i < end; i += 4) {
             uint32_t four;

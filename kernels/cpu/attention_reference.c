@@ -26,9 +26,16 @@ static double score(const struct attn_job *j, const float *q, const uint8_t *k, 
     return s * (double)j->scale;
 }
 
-static const float *query(const struct attn_job *j, const struct attn_tile *t, int row, int g) {
-    return j->qkv + (size_t)row * (size_t)j->qkv_stride +
-           (size_t)(t->head * j->group + g) * (size_t)j->kv->head_dim;
+/* Turned in `own` [KERN_MAX_HEAD_DIM], where keys are. */
+static const float *query(const struct attn_job *j, const struct attn_tile *t, int row, int g,
+                          float *own) {
+    int hd = j->kv->head_dim;
+    const float *q = j->qkv + (size_t)row * (size_t)j->qkv_stride +
+                     (size_t)(t->head * j->group + g) * (size_t)hd;
+    if (j->kv->dtype != KERN_Q8_0) return q;
+    memcpy(own, q, (size_t)hd * sizeof *q);
+    q8_turn_query(own, hd);
+    return own;
 }
 
 /* Largest score of a query; -infinity where it sees nothing. */
@@ -73,10 +80,10 @@ static uint64_t tile_bytes(const struct attn_job *j, const struct attn_tile *t) 
 static void item(struct attn_job *j, const struct attn_tile *t, int node,
                  const struct attn_tile *then, int then_node, bool held, void *scratch) {
     (void)then, (void)then_node, (void)held, (void)scratch;
-    float *slot = attn_slots(j, t, node);
+    float *slot = attn_slots(j, t, node), own[KERN_MAX_HEAD_DIM];
     for (int r = 0; r < t->n_rows; r++)
         for (int g = 0; g < j->group; g++, slot += j->slot_floats)
-            attend(j, t, t->row + r, query(j, t, t->row + r, g), slot);
+            attend(j, t, t->row + r, query(j, t, t->row + r, g, own), slot);
     atomic_fetch_add_explicit(&j->kv_bytes, tile_bytes(j, t), memory_order_relaxed);
 }
 
@@ -108,7 +115,8 @@ static void mass(struct attn_job *j, const struct attn_tile *t, void *scratch) {
         int row = t->row + r;
         if (!attn_is_looked_at(j, row)) continue;
         for (int g = 0; g < j->group; g++) {
-            const float *q = query(j, t, row, g);
+            float own[KERN_MAX_HEAD_DIM];
+            const float *q = query(j, t, row, g, own);
             double top = top_score(j, t, row, q), sum = 0;
             for (int e = 0; e < t->n_entries; e++) sum += entry_sum(j, t, row, q, top, e, 15);
             for (int e = 0; e < t->n_entries && sum > 0; e++) {
