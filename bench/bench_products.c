@@ -1,6 +1,7 @@
 /* What do all matrix products of a pass cost, by generated rows: V(1..9) of products alone?
  *
  *   bench_products MODEL [--target FILE] [--threads N] [--isa NAME] [--reps N] [--max-rows N]
+ *                  [--against NAME]
  *
  * The model's own packed matrices are multiplied in the order of a pass (layers, then the head for
  * all rows), with activations packed beforehand: norms, attention and sampling are left out. Beside
@@ -8,7 +9,11 @@
  * many bytes, rate of the register-only loop of the format's instruction (VPDPBUSD), both measured
  * in this run on the same threads. A turn takes every row count and both floors once, so that the
  * machine's slow minutes hit all of them; minima and medians over --reps turns. --target names the
- * model that a draft borrows its embedding from. CSV on stdout. */
+ * model that a draft borrows its embedding from. CSV on stdout.
+ *
+ * --against names another instruction set, whose passes take turns with the first one's; what is
+ * printed is the sum over all products of each one's best time, of both, and their ratio. On a busy
+ * machine a whole pass hardly ever runs undisturbed, one product does. */
 #include <stdio.h>
 
 #include "base/number.h"
@@ -84,16 +89,52 @@ static void bench_close(struct bench *b) {
     free(b->w);
 }
 
+static void product(const struct bench *b, int rows, const struct kern_weight *w) {
+    int c = 0;
+    while (b->cols[c] != w->cols) c++;
+    b->k->ops->matmul(b->k, (struct kern_rows){.n_gen = rows}, w, b->act[rows][c], b->out, w->rows,
+                      0);
+}
+
 static double pass_ms(const struct bench *b, int rows) {
     int64_t start = clock_ns();
-    for (int i = 0; i < b->n_w; i++) {
-        const struct kern_weight *w = b->w[i];
-        int c = 0;
-        while (b->cols[c] != w->cols) c++;
-        b->k->ops->matmul(b->k, (struct kern_rows){.n_gen = rows}, w, b->act[rows][c], b->out,
-                          w->rows, 0);
-    }
+    for (int i = 0; i < b->n_w; i++) product(b, rows, b->w[i]);
     return clock_ms_since(start);
+}
+
+/* best_ns[n_w]: the least of what it was and what product i takes in this pass. */
+static void pass_best(const struct bench *b, int rows, int64_t *best_ns) {
+    for (int i = 0; i < b->n_w; i++) {
+        int64_t start = clock_ns();
+        product(b, rows, b->w[i]);
+        int64_t ns = clock_ns() - start;
+        best_ns[i] = ns < best_ns[i] ? ns : best_ns[i];
+    }
+}
+
+/* The same products by two instruction sets in turns. */
+static void compare(const struct bench b[2], const char *device, const char *other, int max_rows,
+                    int reps) {
+    int64_t *best[2];
+    printf("device,against,rows,ms,against_ms,ratio\n");
+    for (int rows = 1; rows <= max_rows; rows++) {
+        double ms[2] = {0};
+        for (int s = 0; s < 2; s++) {
+            best[s] = malloc(sizeof *best[s] * (size_t)b[s].n_w);
+            ASSERT(best[s]);
+            for (int i = 0; i < b[s].n_w; i++) best[s][i] = INT64_MAX;
+        }
+        for (int i = 0; i < 2 * reps; i++) {
+            int s = (i + i / 2) % 2; /* either is first in every second turn */
+            pass_best(&b[s], rows, best[s]);
+        }
+        for (int s = 0; s < 2; s++) {
+            for (int i = 0; i < b[s].n_w; i++) ms[s] += (double)best[s][i] * 1e-6;
+            free(best[s]);
+        }
+        printf("\"%s\",\"%s\",%d,%.3f,%.3f,%.3f\n", device, other, rows, ms[0], ms[1],
+               ms[0] / ms[1]);
+    }
 }
 
 static int by_value(const void *a, const void *b) {
@@ -120,12 +161,14 @@ static int number(const char *text, int lo, int hi) {
 int main(int argc, char **argv) {
     struct runner_options o = {.max_tokens = 64, .n_seqs = 1, .max_rows = 64, .kv = KERN_F16};
     int reps = 51, max_rows = 9;
+    const char *against = NULL;
     for (int i = 1; i < argc; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : NULL;
         if (argv[i][0] != '-' && !o.path) o.path = argv[i];
         else if (!next) o.path = NULL, i = argc;
         else if (!strcmp(argv[i], "--target")) o.target_path = argv[++i];
         else if (!strcmp(argv[i], "--isa")) o.isa = argv[++i];
+        else if (!strcmp(argv[i], "--against")) against = argv[++i];
         else if (!strcmp(argv[i], "--threads")) o.n_threads = number(argv[++i], 0, 256);
         else if (!strcmp(argv[i], "--reps")) reps = number(argv[++i], 1, MAX_REPS);
         else if (!strcmp(argv[i], "--max-rows")) max_rows = number(argv[++i], 1, MAX_ROWS);
@@ -133,11 +176,23 @@ int main(int argc, char **argv) {
     }
     if (!o.path || reps < 0 || max_rows < 0 || o.n_threads < 0) {
         fprintf(stderr, "usage: bench_products MODEL [--target FILE] [--threads N] [--isa NAME] "
-                        "[--reps N] [--max-rows N]\n");
+                        "[--reps N] [--max-rows N] [--against NAME]\n");
         return 2;
     }
     struct runner *r = runner_open(&o);
     struct bench b = bench_open(runner_model(r), max_rows);
+    if (against) {
+        struct runner_options other = o;
+        other.isa = against;
+        struct runner *r2 = runner_open(&other);
+        struct bench both[2] = {b, bench_open(runner_model(r2), max_rows)};
+        compare(both, runner_device(r), runner_device(r2), max_rows, reps);
+        bench_close(&both[1]);
+        runner_close(r2);
+        bench_close(&b);
+        runner_close(r);
+        return 0;
+    }
     struct err e = {0};
     struct threads *team;
     ASSERT(threads_open(&team, o.n_threads, &e) == 0);
