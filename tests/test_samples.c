@@ -61,29 +61,63 @@ static long file_bytes(const char *path) {
     return (long)s.st_size;
 }
 
-static void test_samples_file(void) {
-    static const struct target_samples_content one = {.n_layers = 1,
-                                                      .layer = {3},
-                                                      .labels = 1U << TARGET_LABEL_DEEP,
-                                                      .has_quarters = true,
-                                                      .n_queries = 4};
-    char path[64];
-    struct err e = {0};
-    struct taken got = {0};
+static const struct target_samples_content one = {.n_layers = 1,
+                                                  .layer = {3},
+                                                  .labels = 1U << TARGET_LABEL_DEEP,
+                                                  .has_quarters = true,
+                                                  .n_queries = 4};
+
+/* Open the file of key 1, with all that is in it in *got; *n: how many. */
+static struct target_samples *open_file(const char *path, struct taken *got, int *n) {
     struct target_samples *s;
+    struct err e = {0};
+    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, got, n, &e), e);
+    return s;
+}
+
+/* Three windows in `path`; returns the bytes of its head. */
+static long write_three(const char *path) {
+    struct taken got = {0};
+    struct err e = {0};
     int n;
-    snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
-    make_windows();
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-    target_samples_close(s);
+    target_samples_close(open_file(path, &got, &n));
     long head = file_bytes(path);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
+    struct target_samples *s = open_file(path, &got, &n);
     assert_int_equal(n, 0);
     for (int i = 0; i < 3; i++) assert_ok(target_samples_append(s, 0, &windows[i], &e), e);
     target_samples_close(s);
-    assert_int_equal(target_samples_open(&s, path, 2, WIDE, &one, take, &got, &n, &e), E_INVALID);
-    assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-    target_samples_close(s);
+    return head;
+}
+
+static void refused(const char *path, uint64_t key, int code) {
+    struct target_samples *s;
+    struct taken got = {0};
+    struct err e = {0};
+    int n;
+    assert_int_equal(target_samples_open(&s, path, key, WIDE, &one, take, &got, &n, &e), code);
+}
+
+/* bytes[0..n) as the file, those of `change` (-1: none) turned. */
+static void put_file(const char *path, const char *bytes, long n, long change) {
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, (size_t)n, f), n);
+    if (change >= 0) {
+        fseek(f, change, SEEK_SET);
+        fputc(bytes[change] ^ 64, f);
+    }
+    fclose(f);
+}
+
+static void test_samples_file(void) {
+    char path[64];
+    struct taken got = {0};
+    int n;
+    snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
+    make_windows();
+    write_three(path);
+    refused(path, 2, E_INVALID);
+    target_samples_close(open_file(path, &got, &n));
     assert_int_equal(n, 3);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(got.layer[i], 0);
@@ -93,12 +127,23 @@ static void test_samples_file(void) {
         assert_int_equal(got.w[i].place[3].n_tokens, windows[i].place[3].n_tokens);
     }
     drop(&got);
-    /* Cut anywhere, the whole ones stay and more can follow; a changed one ends the file. */
-    FILE *f = fopen(path, "rb");
-    fseek(f, 0, SEEK_END);
-    long size = ftell(f);
+    unlink(path);
+    free_windows();
+}
+
+/* Cut anywhere, the whole ones stay and more can follow; a changed one ends the file; a changed
+ * head, or that of another file, is refused. */
+static void test_samples_torn(void) {
+    char path[64];
+    struct err e = {0};
+    struct taken got = {0};
+    int n;
+    snprintf(path, sizeof path, "/tmp/tandem-windows-%d", (int)getpid());
+    make_windows();
+    long head = write_three(path), size = file_bytes(path), record = (size - head) / 3;
     char *bytes = malloc((size_t)size);
-    rewind(f);
+    FILE *f = fopen(path, "rb");
+    assert_true(f && bytes);
     assert_int_equal(fread(bytes, 1, (size_t)size, f), size);
     fclose(f);
     for (int way = 0; way < 40; way++) {
@@ -106,41 +151,25 @@ static void test_samples_file(void) {
                    : way == 1 ? 15
                               : (long)(rng_u32(8, 0, RNG_TEST, (uint32_t)way) % (uint32_t)size);
         bool change = way >= 20;
-        f = fopen(path, "wb");
-        assert_int_equal(fwrite(bytes, 1, (size_t)(change ? size : cut), f), change ? size : cut);
-        if (change) {
-            if (cut < head) cut += head; /* it has its own checks */
-            fseek(f, cut, SEEK_SET);
-            fputc(bytes[cut] ^ 64, f);
-        }
-        fclose(f);
-        long record = (size - head) / 3;
+        if (change && cut < head) cut += head; /* the head comes below */
+        put_file(path, bytes, change ? size : cut, change ? cut : -1);
         int whole = cut < head ? 0 : (int)((cut - head) / record);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
+        struct target_samples *s = open_file(path, &got, &n);
         assert_int_equal(n, whole);
         drop(&got);
         assert_ok(target_samples_append(s, 0, &windows[9], &e), e);
         target_samples_close(s);
-        assert_ok(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), e);
-        target_samples_close(s);
+        target_samples_close(open_file(path, &got, &n));
         assert_int_equal(n, whole + 1);
         assert_memory_equal(got.w[whole].floats, windows[9].floats, windows[9].n_floats * 4);
         drop(&got);
     }
-    /* A changed head, or of another file. */
     for (long at = 0; at < head; at += 5) {
-        f = fopen(path, "wb");
-        assert_int_equal(fwrite(bytes, 1, (size_t)size, f), size);
-        fseek(f, at, SEEK_SET);
-        fputc(bytes[at] ^ 64, f);
-        fclose(f);
-        assert_int_equal(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e),
-                         E_FORMAT);
+        put_file(path, bytes, size, at);
+        refused(path, 1, E_FORMAT);
     }
-    f = fopen(path, "wb");
-    fputs("text", f);
-    fclose(f);
-    assert_int_equal(target_samples_open(&s, path, 1, WIDE, &one, take, &got, &n, &e), E_FORMAT);
+    put_file(path, "text", 4, -1);
+    refused(path, 1, E_FORMAT);
     free(bytes);
     unlink(path);
     free_windows();
@@ -200,6 +229,7 @@ static void test_samples_shared(void) {
 
 const struct test tests[] = {
     {"samples_file", TEST_QUICK, 60000, test_samples_file},
+    {"samples_torn", TEST_QUICK, 60000, test_samples_torn},
     {"samples_shared", TEST_QUICK, 60000, test_samples_shared},
     {0},
 };
