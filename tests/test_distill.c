@@ -335,8 +335,112 @@ static void test_distill_shares_windows(void) {
     run_end();
 }
 
+/* A short training of each kind. */
+static struct target_train_options served_training(bool mlp) {
+    return (struct target_train_options){.shape = {.kind = mlp ? KERN_SCORE_MLP : KERN_SCORE_LATE,
+                                                   .loss = mlp ? TARGET_LOSS_BCE : TARGET_LOSS_KL,
+                                                   .hidden = HIDDEN,
+                                                   .n_heads = mlp ? 0 : 2,
+                                                   .head_dim = mlp ? 0 : 16,
+                                                   .width = mlp ? 40 : 0,
+                                                   .has_layernorm = mlp},
+                                         .n_steps = 10,
+                                         .n_warmup = 1,
+                                         .batch = 2,
+                                         .label = TARGET_LABEL_STRONGEST,
+                                         .aim = .5,
+                                         .n_queries = mlp ? 3 : 0,
+                                         .learning_rate = 1e-2,
+                                         .keep = .1,
+                                         .seed = 1};
+}
+
+/* What was trained, as serving loads it. */
+static struct target_scorer *load_trained(const struct target_train *train,
+                                          const struct target_train_options *o, struct kern *k) {
+    struct target_scorer_file shape = {.kind = o->shape.kind,
+                                       .layer = 2,
+                                       .hidden = HIDDEN,
+                                       .n_heads = o->shape.n_heads,
+                                       .head_dim = o->shape.head_dim,
+                                       .width = o->shape.width,
+                                       .n_queries = o->n_queries ? o->n_queries : 32,
+                                       .normed = true,
+                                       .has_layernorm = o->shape.has_layernorm,
+                                       .block = 64},
+                              *file;
+    struct target_scorer *scorer;
+    struct err e = {0};
+    assert_ok(target_scorer_make(&file, &shape, &e), e);
+    target_train_weights(train, &(struct target_train_weights){file->a, file->b, file->w1, file->b1,
+                                                               file->w2, file->b2, file->ln_weight,
+                                                               file->ln_bias});
+    assert_ok(target_scorer_load(&scorer, file, k, &e), e);
+    target_scorer_free(file);
+    return scorer;
+}
+
+/* The operation's scores of every place of a window, over the trace, beside the trainer's. */
+static void check_scores(struct target_trace *t, const struct kern_scorer *scorer,
+                         struct target_train *train, const struct distill_window *w,
+                         const struct target_window *got) {
+    static float score[TARGET_MAX_PLACES * 32], op[32];
+    struct err e = {0};
+    target_train_score(train, got, score);
+    for (int p = 0; p < w->n_places; p++) {
+        const struct distill_place *x = &w->place[p];
+        const struct target_place *s = &got->place[p];
+        int common = w->is_facts ? w->n_common : x->n_tokens;
+        assert_ok(target_trace_rewind(t, 0, &e), e);
+        assert_ok(target_trace_prompt(t, w->ids.ids, common, 0, NULL, &e), e);
+        if (w->is_facts) assert_ok(target_trace_prompt(t, x->tail, x->n_tail, 0, NULL, &e), e);
+        assert_ok(target_trace_score(t, 0, scorer, op, &e), e);
+        for (int c = s->first; c < s->first + s->n; c++)
+            assert_near(score[p * got->n_blocks + c], op[c], 1e-4 * (1 + fabs((double)op[c])));
+    }
+}
+
 /* The file's scorer, run by the operation over a trace, and the trainer's own scores of the window
  * that the trace gave: what is trained is what is served. */
+static void check_served(const struct distill_bed *b, const struct distill_texts *texts,
+                         struct threads *threads, bool mlp) {
+    struct distill_trace_options o = {.content = {.labels = 1U << TARGET_LABEL_STRONGEST,
+                                                  .has_quarters = !mlp,
+                                                  .n_queries = mlp ? 5 : 32,
+                                                  .n_layers = 1,
+                                                  .layer = {2}}};
+    struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
+                                      .select_layer = 2,
+                                      .n_taps = 1,
+                                      .tap_layer = {2},
+                                      .heads = true,
+                                      .kv_dtype = KERN_F16};
+    struct target_train_options how = served_training(mlp);
+    struct target_trace *t;
+    struct target_train *train;
+    struct distill_window w[3];
+    struct target_window got[3];
+    const struct target_window *windows[] = {&got[0], &got[1], &got[2]};
+    struct err e = {0};
+    assert_ok(target_trace_open(&t, &to, b->m, b->k, &e), e);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(distill_window_make(&w[i], texts, i, &e), e);
+        assert_ok(distill_trace_window(t, &o, &w[i], HIDDEN, &got[i], &e), e);
+    }
+    assert_ok(target_train_open(&train, &how, windows, 3, threads, &e), e);
+    while (target_train_step(train, NULL)) {
+    }
+    struct target_scorer *scorer = load_trained(train, &how, b->k);
+    for (int i = 0; i < 3; i++) {
+        check_scores(t, target_scorer_kern(scorer), train, &w[i], &got[i]);
+        target_window_free(&got[i]);
+        distill_window_deinit(&w[i]);
+    }
+    target_scorer_close(scorer);
+    target_train_close(train);
+    target_trace_close(t);
+}
+
 static void test_distill_served(void) {
     struct distill_bed b;
     struct distill_texts texts;
@@ -346,91 +450,7 @@ static void test_distill_served(void) {
     distill_bed_texts(&texts, &b);
     texts.n_questions = 4;
     assert_ok(threads_open(&threads, 1, &e), e);
-    for (int kind = 0; kind < 2; kind++) {
-        struct distill_trace_options o = {.content = {.labels = 1U << TARGET_LABEL_STRONGEST,
-                                                      .has_quarters = kind == 0,
-                                                      .n_queries = kind ? 5 : 32,
-                                                      .n_layers = 1,
-                                                      .layer = {2}}};
-        struct target_trace_options to = {.max_tokens = WINDOW + TARGET_TRACE_LOOK,
-                                          .select_layer = 2,
-                                          .n_taps = 1,
-                                          .tap_layer = {2},
-                                          .heads = true,
-                                          .kv_dtype = KERN_F16};
-        struct target_train_options to_train = {
-            .shape = {.kind = kind ? KERN_SCORE_MLP : KERN_SCORE_LATE,
-                      .loss = kind ? TARGET_LOSS_BCE : TARGET_LOSS_KL,
-                      .hidden = HIDDEN,
-                      .n_heads = kind ? 0 : 2,
-                      .head_dim = kind ? 0 : 16,
-                      .width = kind ? 40 : 0,
-                      .has_layernorm = kind},
-            .n_steps = 10,
-            .n_warmup = 1,
-            .batch = 2,
-            .label = TARGET_LABEL_STRONGEST,
-            .aim = .5,
-            .n_queries = kind ? 3 : 0,
-            .learning_rate = 1e-2,
-            .keep = .1,
-            .seed = 1};
-        struct target_trace *t;
-        struct target_train *train;
-        struct distill_window w[3];
-        struct target_window got[3];
-        const struct target_window *windows[] = {&got[0], &got[1], &got[2]};
-        static float score[TARGET_MAX_PLACES * 32], op[32];
-        assert_ok(target_trace_open(&t, &to, b.m, b.k, &e), e);
-        for (int i = 0; i < 3; i++) {
-            assert_ok(distill_window_make(&w[i], &texts, i, &e), e);
-            assert_ok(distill_trace_window(t, &o, &w[i], HIDDEN, &got[i], &e), e);
-        }
-        assert_ok(target_train_open(&train, &to_train, windows, 3, threads, &e), e);
-        while (target_train_step(train, NULL)) {
-        }
-        struct target_scorer_file shape = {.kind = to_train.shape.kind,
-                                           .layer = 2,
-                                           .hidden = HIDDEN,
-                                           .n_heads = to_train.shape.n_heads,
-                                           .head_dim = to_train.shape.head_dim,
-                                           .width = to_train.shape.width,
-                                           .n_queries = kind ? 3 : 32,
-                                           .normed = true,
-                                           .has_layernorm = to_train.shape.has_layernorm,
-                                           .block = 64},
-                                  *file;
-        struct target_scorer *scorer;
-        assert_ok(target_scorer_make(&file, &shape, &e), e);
-        target_train_weights(train, &(struct target_train_weights){file->a, file->b, file->w1,
-                                                                   file->b1, file->w2, file->b2,
-                                                                   file->ln_weight, file->ln_bias});
-        assert_ok(target_scorer_load(&scorer, file, b.k, &e), e);
-        for (int i = 0; i < 3; i++) {
-            target_train_score(train, &got[i], score);
-            for (int p = 0; p < w[i].n_places; p++) {
-                const struct distill_place *x = &w[i].place[p];
-                const struct target_place *s = &got[i].place[p];
-                int common = w[i].is_facts ? w[i].n_common : x->n_tokens;
-                assert_ok(target_trace_rewind(t, 0, &e), e);
-                assert_ok(target_trace_prompt(t, w[i].ids.ids, common, 0, NULL, &e), e);
-                if (w[i].is_facts)
-                    assert_ok(target_trace_prompt(t, x->tail, x->n_tail, 0, NULL, &e), e);
-                assert_ok(target_trace_score(t, 0, target_scorer_kern(scorer), op, &e), e);
-                for (int c = s->first; c < s->first + s->n; c++)
-                    assert_near(score[p * got[i].n_blocks + c], op[c],
-                                1e-4 * (1 + fabs((double)op[c])));
-            }
-        }
-        target_scorer_close(scorer);
-        target_scorer_free(file);
-        target_train_close(train);
-        for (int i = 0; i < 3; i++) {
-            target_window_free(&got[i]);
-            distill_window_deinit(&w[i]);
-        }
-        target_trace_close(t);
-    }
+    for (int mlp = 0; mlp < 2; mlp++) check_served(&b, &texts, threads, mlp);
     threads_close(threads);
     distill_texts_close(&texts);
     distill_bed_close(&b);

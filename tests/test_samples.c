@@ -97,7 +97,7 @@ static void refused(const char *path, uint64_t key, int code) {
     assert_int_equal(target_samples_open(&s, path, key, WIDE, &one, take, &got, &n, &e), code);
 }
 
-/* bytes[0..n) as the file, those of `change` (-1: none) turned. */
+/* bytes[0..n) as the file, a bit of the one at `change` (-1: none) turned. */
 static void put_file(const char *path, const char *bytes, long n, long change) {
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
