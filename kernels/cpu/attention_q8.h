@@ -50,17 +50,32 @@ static inline size_t q8_width(int head_dim) {
 static inline int q8_n_groups(int head_dim) {
     return (head_dim + Q8_GROUP - 1) / Q8_GROUP;
 }
-/* In place: every whole group of x[head_dim] turned, times `by`. */
+/* In place: every whole group of x[head_dim] turned, times `by`. Stages 1 and 2 are within four
+ * elements, the others between fours. */
 static inline void q8_turn(float *x, int head_dim, float by) {
+    typedef float four __attribute__((vector_size(16)));
+    const four one = {1, -1, 1, -1}, two = {1, 1, -1, -1};
+    enum { N = Q8_GROUP / 4 };
     for (int g = 0; g + Q8_GROUP <= head_dim; g += Q8_GROUP, x += Q8_GROUP) {
-        for (int step = 1; step < Q8_GROUP; step *= 2)
-            for (int i = 0; i < Q8_GROUP; i += 2 * step)
-                for (int j = i; j < i + step; j++) {
-                    float a = x[j], b = x[j + step];
-                    x[j] = a + b;
-                    x[j + step] = a - b;
-                }
-        for (int i = 0; i < Q8_GROUP; i++) x[i] *= by;
+        four v[N];
+        memcpy(v, x, sizeof v);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) {
+            v[i] = __builtin_shufflevector(v[i], v[i], 1, 0, 3, 2) + v[i] * one;
+            v[i] = __builtin_shufflevector(v[i], v[i], 2, 3, 0, 1) + v[i] * two;
+        }
+#pragma GCC unroll 3
+        for (int step = 1; step < N; step *= 2)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) {
+                if (i & step) continue;
+                four a = v[i], b = v[i + step];
+                v[i] = a + b;
+                v[i + step] = a - b;
+            }
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) v[i] *= by;
+        memcpy(x, v, sizeof v);
     }
 }
 static inline void q8_turn_key(float *k, int head_dim) {
