@@ -4,15 +4,15 @@
  * page's bytes are read once a register tile. AVX2 without VNNI multiplies |k| by q with k's sign,
  * which fits VPMADDUBSW's sums of 16 bits, and values by 16 bits.
  *
- * On a Xeon of 2023, 3 queries, tsc cycles a page in the second-level cache: scores 225 (196 of
- * them VPDPBUSD), values 310 (196; weights and their digits 80), softmax 93; 8 pages and what
- * stands around them 5,500, 7,100 before. What binds are ports 0 and 5, hence few instructions an
- * element. Tried and dropped: both products on AMX int8 tiles (1 row 1.36 of the time, 3 rows 1.10,
- * 5 rows .98: tiles wait for a page from the second-level cache, the epilogues stay); reading ahead
- * every second or fourth line (1.24, 1.36), to the first level (1.11), nothing at all (1.8), or 1
- * and 4 planes ahead instead of 2 (1.01, 1.02); a weight's high digits of all tokens before the low
- * ones (1 row 1.01, 5 rows .96); items of three heads in turn (.985 from memory alone, and each
- * would load its queries anew). */
+ * On a Xeon of 2023, 3 queries, pages in the second-level cache: 740 tsc cycles a page and all that
+ * stands around it (890 at first), of which VPDPBUSD at its full rate 2 x 196 and the softmax 93.
+ * What binds are ports 0 and 5, hence few instructions an element. Tried and dropped: both products
+ * on AMX int8 tiles (1 row 1.36 of the time, 3 rows 1.10, 5 rows .98: tiles wait for a page from
+ * the second-level cache, the epilogues stay); reading ahead every second or fourth line
+ * (1.24, 1.36), to the first level (1.11), nothing at all (1.8), or 1 and 4 planes ahead instead of
+ * 2 (1.01, 1.02); a weight's high digits of all tokens before the low ones (1 row 1.01, 5 rows
+ * .96); items of three heads in turn (.985 from memory alone, and each would load its queries
+ * anew). */
 #include <math.h>
 
 #include "kernels/cpu/attention_q8_vectors.h"
