@@ -364,8 +364,8 @@ int main(int argc, char **argv) {
             uint8_t *src = random_weights((enum kern_dtype)t, (size_t)rows * (size_t)cols);
             matrix_make(m, k, (enum kern_dtype)t, rows, cols, o.megabytes << 20, src);
             measure_bandwidth(f, m->memory, (size_t)m->copies * m->w[0].bytes);
-            static const int gen[] = {1, 2, 3, 5};
-            for (int i = 0; i < 4; i++)
+            static const int gen[] = {1, 2, 3, 5, 6, 7, 8};
+            for (size_t i = 0; i < sizeof gen / sizeof *gen; i++)
                 point(&o, f, reference, m, src, (struct kern_rows){.n_gen = gen[i]});
             if (rows < 10000) point(&o, f, reference, m, src, (struct kern_rows){.n_prompt = 512});
             k->ops->unreserve(k, m->memory);
