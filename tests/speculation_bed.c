@@ -168,6 +168,14 @@ static struct engine *open_bed(struct bed *b, const struct engine_options *o) {
 
 /* ---- Runs ---- */
 
+/* A line for every 50 answers of a long bed: a run of its takes minutes. */
+static void show_progress(const struct bed *b, const struct engine_options *o, const char *how,
+                          int n) {
+    if (b->n_requests < 50 || n % 50 != 0) return;
+    printf("# draft tokens %d, %s: %d of %d answers\n", o->draft_tokens, how, n, b->n_requests);
+    fflush(stdout);
+}
+
 /* Requests first, first + step, .. below end. */
 struct some {
     int first, step, end;
@@ -183,6 +191,7 @@ static void run_alone(struct bed *b, const struct engine_options *o, struct some
         struct engine_progress p = tiny_wait(r);
         keep_result(&b->got[i], &p);
         engine_release(g, r);
+        show_progress(b, o, "one by one", i + 1);
     }
     tiny_assert_pool_whole(g);
     engine_get_stats(g, stats);
@@ -224,6 +233,7 @@ static void run_together(struct bed *b, const struct engine_options *o, uint64_t
         keep_result(&b->got[i], &p);
         engine_release(g, r[i]);
         if (other[i]) engine_release(g, other[i]);
+        show_progress(b, o, "in batches", i + 1);
     }
     tiny_assert_pool_whole(g);
     engine_get_stats(g, stats);
