@@ -251,7 +251,7 @@ static void judge_lists(const struct eval_bed *b, const struct eval_columns *col
         if (c == 0 || b->is_dense[c]) continue;
         if (k->own && !k->own->quarters)
             judge_own(k->own, window, v, &item->recall[c], &item->mass[c]);
-        else if (eval_column_is_apart(&columns->at[c])) {
+        else if (k->own || k->quarters) {
             item->recall[c] = NAN; /* which blocks are best says little of quarters */
             item->mass[c] = mass_of_quarters(v, k);
         } else {

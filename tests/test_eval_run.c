@@ -328,6 +328,27 @@ static void test_eval_run_tasks(void) {
     remove_folder();
 }
 
+/* Where one layer is deep, lists by layer are one list: it is judged as such. (It was taken for one
+ * of quarters, which it has not.) */
+static void test_eval_run_one_deep_layer(void) {
+    char words[400];
+    make_folder();
+    snprintf(words, sizeof words,
+             "--select-layer 2 --lengths 640 --needles 0 --texts 1 --following 64 --selectors "
+             "observed --keep-blocks 6 --lists layer,head --json %s",
+             in_folder("a.json"));
+    if (eval(words) != 0) fail_msg("%s", said);
+    char *text = read_all("a.json");
+    json_t *j = json_loads(text, 0, NULL), *found = json_object_get(j, "text");
+    json_t *one = column(found, "observed 6"), *layer = column(found, "observed 6 by layer");
+    static const char *const same[] = {"mass", "recall", "mean"};
+    for (int i = 0; i < 3; i++) assert_true(value(one, same[i]) == value(layer, same[i]));
+    assert_true(value(column(found, "observed 6 by head"), "mass") > value(one, "mass"));
+    json_decref(j);
+    free(text);
+    remove_folder();
+}
+
 static void test_eval_run_calibrates(void) {
     char words[400];
     make_folder();
@@ -511,6 +532,7 @@ const struct test tests[] = {
     {"eval_run_bad_input", TEST_QUICK, 60000, test_eval_run_bad_input},
     {"eval_run_exact", TEST_QUICK, 60000, test_eval_run_exact},
     {"eval_run_tasks", TEST_QUICK, 60000, test_eval_run_tasks},
+    {"eval_run_one_deep_layer", TEST_QUICK, 60000, test_eval_run_one_deep_layer},
     {"eval_run_calibrates", TEST_QUICK, 60000, test_eval_run_calibrates},
     {"eval_run_scorer", TEST_QUICK, 60000, test_eval_run_scorer},
     {"eval_curve", TEST_QUICK, 20000, test_eval_curve},
