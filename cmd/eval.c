@@ -312,7 +312,7 @@ static int check_calibration(const struct flags *f, const struct work *p, struct
     for (int i = 1; i < p->columns.n; i++) {
         const struct eval_column *col = &p->columns.at[i];
         is_there |= (int)col->selector == selector && col->scorer == first &&
-                    col->anew == EVAL_ONCE && leaves_out(col, p);
+                    eval_column_is_plain(col) && leaves_out(col, p);
     }
     if (!is_there || (p->find.n == 0 && p->read.n == 0))
         return err_raise(e, E_INVALID,

@@ -336,6 +336,11 @@ bool eval_columns_are_apart(const struct eval_columns *c) {
     return false;
 }
 
+bool eval_column_is_plain(const struct eval_column *c) {
+    return c->anew == EVAL_ONCE && c->settings.recheck != TARGET_RECHECK_BORDER &&
+           !eval_column_is_apart(c);
+}
+
 const float *eval_column_numbers(const struct eval_column *c, const struct eval_scores *s) {
     switch (c->selector) {
     case EVAL_OBSERVED:

@@ -75,6 +75,9 @@ int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, str
 /* Does it read by more than one list of whole blocks of 64 (cmd/eval_apart.h)? Any of them? */
 bool eval_column_is_apart(const struct eval_column *c);
 bool eval_columns_are_apart(const struct eval_columns *c);
+/* Does it read by one list of whole blocks of 64, made once and by the selector's numbers alone?
+ * How much such lists must keep is what a curve tells. */
+bool eval_column_is_plain(const struct eval_column *c);
 
 /* What a column may look at: numbers of the blocks of one prompt, NULL where nobody asked. */
 struct eval_scores {

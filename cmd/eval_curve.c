@@ -56,7 +56,8 @@ int eval_curve_trials(const struct eval_results *r, enum eval_selector selector,
     int n = 0;
     for (int c = 1; c < r->columns->n; c++) {
         const struct eval_column *col = &r->columns->at[c];
-        if (col->selector != selector || col->scorer != scorer || col->anew != EVAL_ONCE) continue;
+        if (col->selector != selector || col->scorer != scorer || !eval_column_is_plain(col))
+            continue;
         for (int l = 0; r->n_found > 0 && l < r->find->n_lengths && n < most; l++) {
             struct eval_paired p = eval_sum_found(r, c, (struct eval_filter){l, -1, -1});
             int tokens = r->find->length[l], all = target_n_blocks(tokens);

@@ -79,7 +79,8 @@ struct eval_curve_trial {
 void eval_curve_fit(struct target_curve *out, const struct eval_curve_trial *trials, int n_trials,
                     const struct eval_calibration *limits);
 
-/* The trials of one selector (and scorer) among the results; returns how many of `most`. */
+/* The trials of one selector's (and scorer's) plain columns among the results; returns how many of
+ * `most`. */
 int eval_curve_trials(const struct eval_results *r, enum eval_selector selector, int scorer,
                       struct eval_curve_trial *out, int most);
 

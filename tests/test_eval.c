@@ -197,6 +197,7 @@ static void test_eval_columns(void) {
     assert_near(c.at[16].settings.smooth, .5, 1e-12);
     assert_int_equal(c.at[16].settings.keep_blocks, 12);
     assert_string_equal(c.at[20].name, "recent 12 r.02");
+    assert_true(eval_column_is_plain(&c.at[20]) && !eval_column_is_plain(&c.at[16]));
     w.anew[EVAL_AGAIN] = false;
     w.recheck = true;
     w.smooth = w.reserve = NULL;
@@ -205,6 +206,7 @@ static void test_eval_columns(void) {
     assert_string_equal(c.at[4].name, "observed 12 border");
     assert_int_equal(c.at[4].settings.recheck, TARGET_RECHECK_BORDER);
     assert_int_equal(c.at[2].settings.recheck, TARGET_RECHECK_OFF);
+    assert_true(eval_column_is_plain(&c.at[2]) && !eval_column_is_plain(&c.at[4]));
     w = (struct eval_wishes){.selectors = "observed,oracle", .keep_blocks = "32,12", .keep = ".25"};
     target_settings_unset(&w.base);
     assert_ok(eval_columns_make(&c, &w, &e), e);
@@ -273,6 +275,8 @@ static void test_eval_apart(void) {
     assert_string_equal(c.at[5].name, "observed 12 q2");
     assert_string_equal(c.at[8].name, "observed 12 of 128");
     assert_true(!eval_column_is_apart(&c.at[1]) && eval_column_is_apart(&c.at[8]));
+    for (int i = 1; i < c.n; i++)
+        assert_int_equal(eval_column_is_plain(&c.at[i]), i == 1 || i == 9);
 
     /* Blocks 20 + 10 i .. 27 + 10 i are the i-th's best; of each block the quarter b % 4, then the
      * one behind it. */
