@@ -137,7 +137,7 @@ struct part_word {
 
 static struct part_word *add_part(struct part_word *out, int *n, struct err *e) {
     if (*n == EVAL_MAX_PARTS) {
-        err_raise(e, E_RANGE, "more than %d ways by lists, select2, quarters and sizes",
+        err_raise(e, E_RANGE, "more than %d ways by lists, select2, quarters, sizes and drop",
                   EVAL_MAX_PARTS);
         return NULL;
     }
@@ -318,11 +318,11 @@ int eval_columns_make(struct eval_columns *out, const struct eval_wishes *w, str
             rc = add_selector(out, w, &l, (enum eval_selector)s, s == EVAL_SCORER ? f : -1, e);
     for (int i = 0; i < l.n_part && !rc; i++)
         if (!l.part[i].used)
-            rc =
-                err_raise(e, E_INVALID,
-                          "'%s': lists and select2 are had of observed alone, quarters and sizes "
-                          "of observed, mean and scorers that are late; none of these is asked for",
-                          l.part[i].text + 1);
+            rc = err_raise(e, E_INVALID,
+                           "'%s': lists and select2 are had of observed alone, quarters and sizes "
+                           "of observed, mean and scorers that are late, drop of observed and "
+                           "those by states; none of these is asked for",
+                           l.part[i].text + 1);
     return rc;
 }
 
