@@ -30,10 +30,11 @@ static struct cpuid cpuid(uint32_t leaf, uint32_t subleaf) {
  * XFEATURE_XTILEDATA). Threads started later inherit the permission. */
 static bool amx_permitted(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
-    if (cpuid(0, 0).eax < 7) return false;
+    if (cpuid(0, 0).eax < 7 || cpuid(7, 0).eax < 1) return false;
     uint32_t edx = cpuid(7, 0).edx;
     bool tile = edx >> 24 & 1, bf16 = edx >> 22 & 1, int8 = edx >> 25 & 1;
-    return tile && bf16 && int8 && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    bool rounds = cpuid(7, 1).eax >> 5 & 1; /* AVX512_BF16, which fills the tiles */
+    return tile && bf16 && int8 && rounds && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
     return false;
 #endif
