@@ -570,7 +570,7 @@ int kern_cpu_open(struct kern **out, const struct kern_options *o, struct err *e
 int kern_cuda_open(struct kern **out, const struct kern_options *o, struct err *e);
 
 /* The other way round of a backend's page order, for tests and tiers: f32 [64][head_dim] of one
- * head. */
+ * head. 8-bit keys come as they are kept, turned (kernels/cpu/attention_q8.h). */
 void kern_cpu_read_kv(const struct kern_kv *kv, int page, int head, bool value, float *out);
 /* The same of the CUDA backend's order; page_plane: the head's 64 x head_dim elements, on the host.
  */

@@ -147,8 +147,7 @@ static void queries(const float *q, int n_q, int hd, const struct q8_queries *ou
     }
 }
 
-/* ---- Reading ahead ----------------------------------------------------------------------------
- */
+/* ---- Reading ahead --------------------------------------------------------------------------- */
 
 /* A plane on its way to the second-level cache, some lines at each of a number of steps. */
 struct ahead {

@@ -23,13 +23,14 @@
  *
  * GENERATED ROWS. The query (scaled, turned) is rounded to 16 bits: with top its largest magnitude,
  * d = top / 32258, n = round_half_even(q * (32258 / top)) = 254 high + low, both in -127..127. (So
- * nothing is lost but what K lost.) A score in units of d is, over groups in order, from 0,
- * fma((f32) dot, s, score) where dot = 254 (high . K) + low . K, in integers, is exact. Values go
- * page by page: with w[t] = p[t] * s[t] of a group and top the page's largest of those that the row
- * sees (below 1e-30: the page adds nothing), step = top * (1 / 32767), n[t] = round_half_even(w[t]
- * * (32767 / top)), 0 where the row does not see t, o[d] = fma((f32) (sum over t of n[t] V[t][d]),
- * step, o[d]) with the sum in integers again. So a value's weight is off by at most 2^-16 of the
- * page's largest, far less than 8 bits of V are. A weight that is NaN makes o NaN.
+ * nothing is lost but what K lost.) Of a top below 2^-100 all n are 0; of one that is NaN or above
+ * 2^100 d is NaN. A score in units of d is, over groups in order, from 0, fma((f32) dot, s, score)
+ * where dot = 254 (high . K) + low . K, in integers, is exact. Values go page by page: with w[t] =
+ * p[t] * s[t] of a group and top the page's largest of those that the row sees (below 1e-30: the
+ * page adds nothing), step = top * (1 / 32767), n[t] = round_half_even(w[t] * (32767 / top)), 0
+ * where the row does not see t, o[d] = fma((f32) (sum over t of n[t] V[t][d]), step, o[d]) with the
+ * sum in integers again. So a value's weight is off by at most 2^-16 of the page's largest, far
+ * less than 8 bits of V are. A weight that is NaN makes o NaN.
  *
  * PROMPT ROWS read the page widened (exact): f32, or bf16 for AMX. */
 

@@ -30,9 +30,9 @@ ALWAYS_INLINE vf v_exp(vf arg) {
     return v_zero_below(v_scale2(p, n), arg, lowest);
 }
 
-/* 2^(x * unit) for x <= 0 or NaN and unit > 0, for weights: relative error 5e-7 + |x unit| * 1e-7,
- * exactly 0 below 2^-125, exactly 1 at 0. Uses v_fma, so that its bits differ between sets; half
- * the work of v_exp. */
+/* 2^(x * unit) for x <= 0 and unit > 0, NaN where either is, for weights: relative error
+ * 5e-7 + |x unit| * 1e-7, exactly 0 below 2^-125, exactly 1 at 0. Uses v_fma, so that its bits
+ * differ between sets; half the work of v_exp. */
 #if defined(__AVX512F__)
 /* 2^(i / 16) by a table, as one instruction looks up 16 lanes, and 2^f, |f| <= 1/32, by a parabola.
  * 1.5 * 2^19 leaves 16 t rounded in the low bits. */
