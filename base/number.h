@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* "-12": digits, behind at most one minus. */
+/* "-12": digits, behind at most one minus; of a magnitude up to INT64_MAX. */
 bool number_int(const char *text, size_t n, int64_t *out);
 
 /* The same in [lo, hi]. */
