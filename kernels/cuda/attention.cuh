@@ -109,7 +109,7 @@ __device__ static inline uint64_t attn_quarter_tokens(unsigned quarters) {
 
 /* Rows of a sequence in this pass that a mask of ancestors has bits for. */
 __device__ static inline int attn_pass_rows(const struct attn_args &a, int seq) {
-    int first = a.seq_row[seq], n = min(a.seq_n_rows[seq], 64);
+    int first = __ldcg(&a.seq_row[seq]), n = min(__ldcg(&a.seq_n_rows[seq]), 64);
     return first < 0 ? 0 : min(n, a.n_gen + a.n_prompt - first);
 }
 

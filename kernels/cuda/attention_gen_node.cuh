@@ -76,13 +76,13 @@ __device__ static int gen_put_positions(const struct attn_args &a, const struct 
     for (int i = lane; i < 64; i += 32) {
         int row, head, pos = INT_MAX; /* no query */
         if (gen_query(a, p, item, i, &row, &head))
-            pos = a.row_seq[row] == item.seq ? a.position[row] : -1;
+            pos = __ldcg(&a.row_seq[row]) == item.seq ? __ldcg(&a.position[row]) : -1;
         if (threadIdx.x < 32) sh->pos[i] = pos;
         least = min(least, pos);
     }
     if (a.ancestors) /* rows of the pass hide from each other */
         for (int r = lane; r < attn_pass_rows(a, item.seq); r += 32)
-            least = min(least, a.position[item.row + r] - 1);
+            least = min(least, __ldcg(&a.position[item.row + r]) - 1);
     least = __reduce_min_sync(~0u, least);
     return least < 0 ? 0 : (int)(((long long)least + 1) / KERN_BLOCK);
 }
