@@ -451,6 +451,27 @@ static void test_matmul_rows_plain(void) {
     rig_close(&g);
 }
 
+/* Shapes whose blocks go through their ring of slots more than once, with several tiles, and over
+ * several passes (by an H200's 132 SMs). */
+static void test_matmul_rings(void) {
+    static const struct shape some[] = {
+        {6001, 2100}, /* three tiles, 9 steps for 7 slots */
+        {8200, 2100}, /* two tiles, two passes */
+        {9001, 1100}, /* two tiles, three passes */
+    };
+    static const int counts[] = {3, 7, 8};
+    struct rig g = {.k = cuda_or_skip()};
+    for (int s = 0; s < 3; s++)
+        for (int b = 0; b < 2; b++) {
+            for (int i = 0; i < 3; i++) check_integers(&g, GEN, some[s], counts[i], b, b, i % 2);
+            float *w = test_floats(43, (size_t)some[s].rows * (size_t)some[s].cols, 1.f);
+            rig_plain(&g, w, some[s].rows, some[s].cols, b);
+            check_rows(&g, b, s % 2, counts, 3);
+            free(w);
+        }
+    rig_close(&g);
+}
+
 /* Larger shapes of models, where cuBLASLt has more to choose from. */
 static void test_matmul_rows_prompt_large(void) {
     static const struct shape some[] = {{4096, 4096}, {1536, 576}, {576, 1536}, {3072, 2048}};
@@ -531,6 +552,7 @@ const struct test tests[] = {
     {"cuda_matmul_floats", TEST_GPU, 60000, test_matmul_floats},
     {"cuda_matmul_twin", TEST_GPU, 60000, test_matmul_twin},
     {"cuda_matmul_rows_plain", TEST_GPU, 60000, test_matmul_rows_plain},
+    {"cuda_matmul_rings", TEST_GPU, 120000, test_matmul_rings},
     {"cuda_matmul_rows_prompt_large", TEST_GPU, 60000, test_matmul_rows_prompt_large},
     {"cuda_matmul_rows_every_dtype", TEST_GPU, 60000, test_matmul_rows_every_dtype},
     {"cuda_matmul_no_rows", TEST_GPU, 20000, test_matmul_no_rows},
