@@ -62,8 +62,9 @@ static inline void q8_turn(float *x, int head_dim, float by) {
         memcpy(v, x, sizeof v);
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
-            v[i] = __builtin_shufflevector(v[i], v[i], 1, 0, 3, 2) + v[i] * one;
-            v[i] = __builtin_shufflevector(v[i], v[i], 2, 3, 0, 1) + v[i] * two;
+            four a = v[i];
+            a = (four){a[1], a[0], a[3], a[2]} + a * one;
+            v[i] = (four){a[2], a[3], a[0], a[1]} + a * two;
         }
 #pragma GCC unroll 3
         for (int step = 1; step < N; step *= 2)
