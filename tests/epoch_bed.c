@@ -306,31 +306,13 @@ static void loop_row(struct epoch_loop *l, int32_t token, int n_prompt, int bord
     }
     for (int i = 0; i < n_deep; i++) page[i] = l->page[1][block[i]];
     struct model_pass pass = one_row_pass(&token, &at, generated, l->logits, 2);
-    pass.group[0] = (struct model_group){.first_layer = 0,
-                                         .n_layers = SELECT_LAYER,
-                                         .arena = l->arena,
-                                         .kv_dtype = KERN_F16,
-                                         .slot_page = &l->page[0][at / 64],
-                                         .lists = {.page = l->page[0],
-                                                   .block = l->all,
-                                                   .n_blocks = &n_all,
-                                                   .capacity = MOST_BLOCKS,
-                                                   .seq_stride = 1}};
-    pass.group[1] = (struct model_group){.first_layer = SELECT_LAYER,
-                                         .n_layers = N_LAYERS - SELECT_LAYER,
-                                         .arena = l->arena,
-                                         .kv_dtype = KERN_F16,
-                                         .slot_page = &l->page[1][at / 64],
-                                         .lists = {.page = page,
-                                                   .block = block,
-                                                   .n_blocks = &n_deep,
-                                                   .capacity = MOST_BLOCKS,
-                                                   .seq_stride = 1,
-                                                   .quarters = quarters},
-                                         .taps = {.mass = generated ? l->row_mass
-                                                          : mark    ? l->mass
-                                                                    : NULL,
-                                                  .mass_line = mark ? &zero : NULL}};
+    pass.group[0] = one_row_group(0, SELECT_LAYER, l->arena, &l->page[0][at / 64], l->page[0],
+                                  l->all, &n_all, MOST_BLOCKS);
+    pass.group[1] = one_row_group(SELECT_LAYER, N_LAYERS - SELECT_LAYER, l->arena,
+                                  &l->page[1][at / 64], page, block, &n_deep, MOST_BLOCKS);
+    pass.group[1].lists.quarters = quarters;
+    pass.group[1].taps.mass = generated ? l->row_mass : mark ? l->mass : NULL;
+    pass.group[1].taps.mass_line = mark ? &zero : NULL;
     pass.n_taps = 1;
     pass.tap[0] = (struct model_tap){SELECT_LAYER, l->state};
     memset(l->row_mass, 0, sizeof l->row_mass);

@@ -85,16 +85,8 @@ static void loop_row(struct list_loop *l, int32_t token, int at, int n_prompt,
         l->own_n[p] = n;
     }
     struct model_pass pass = one_row_pass(&token, &at, generated, l->logits, 2);
-    pass.group[0] = (struct model_group){.first_layer = 0,
-                                         .n_layers = SELECT_LAYER,
-                                         .arena = l->arena,
-                                         .kv_dtype = KERN_F16,
-                                         .slot_page = &l->page[0][at / 64],
-                                         .lists = {.page = l->page[0],
-                                                   .block = l->all,
-                                                   .n_blocks = &n_all,
-                                                   .capacity = MOST_BLOCKS,
-                                                   .seq_stride = 1}};
+    pass.group[0] = one_row_group(0, SELECT_LAYER, l->arena, &l->page[0][at / 64], l->page[0],
+                                  l->all, &n_all, MOST_BLOCKS);
     pass.group[1] =
         (struct model_group){.first_layer = SELECT_LAYER,
                              .n_layers = N_DEEP,

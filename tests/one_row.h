@@ -27,4 +27,24 @@ static inline struct model_pass one_row_pass(const int32_t *token, const int32_t
     };
 }
 
+/* Layers [first, first + n_layers) of it, f16, that read one list [*n_blocks] of at most `capacity`
+ * blocks: page and block. Its own K and V go to *slot_page. All must live as long as the pass. */
+static inline struct model_group one_row_group(int first, int n_layers, void *arena,
+                                               const int32_t *slot_page, const int32_t *page,
+                                               const int32_t *block, const int32_t *n_blocks,
+                                               int capacity) {
+    return (struct model_group){
+        .first_layer = first,
+        .n_layers = n_layers,
+        .arena = arena,
+        .kv_dtype = KERN_F16,
+        .slot_page = slot_page,
+        .lists = {.page = page,
+                  .block = block,
+                  .n_blocks = n_blocks,
+                  .capacity = capacity,
+                  .seq_stride = 1},
+    };
+}
+
 #endif
