@@ -59,7 +59,7 @@ ISA = {
     "isa_avx2": "-mavx2 -mfma -mf16c -mbmi2",
     "isa_avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -mbmi2",
     "isa_amx": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 "
-               "-mamx-int8 -mavx2 -mfma -mf16c -mbmi2",
+               "-mavx2 -mfma -mf16c -mbmi2",
 }
 # Files of large unrolled kernels: checks that call a function. Written out they make 23 s of compiling of 8; other
 # files, attention above all, would lose more by running slower.

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -37,6 +37,11 @@ struct threads {
         struct threads *team;
         int idx;
     } workers[THREADS_MAX];
+    /* What is left of a thread's part: begin above, end below. Of a job, a part only shrinks, so
+     * that an exchange that succeeds met the part it had read. */
+    struct part {
+        _Alignas(64) _Atomic uint64_t left;
+    } parts[THREADS_DEALS][THREADS_MAX];
 };
 
 static inline void cpu_relax(void) {
@@ -151,6 +156,55 @@ void threads_split(int n, int grain, int idx, int n_threads, int *begin, int *en
     int hi = (int)((long long)units * (idx + 1) / n_threads) * grain;
     *begin = lo < n ? lo : n;
     *end = hi < n ? hi : n;
+}
+
+static uint64_t range(uint32_t begin, uint32_t end) {
+    return (uint64_t)begin << 32 | end;
+}
+
+static uint32_t n_left(uint64_t range) {
+    return (uint32_t)range - (uint32_t)(range >> 32);
+}
+
+void threads_deal(struct threads *t, int which, int n) {
+    ASSERT(which >= 0 && which < THREADS_DEALS && n >= 0);
+    for (int i = 0; i < t->n; i++) {
+        int begin, end;
+        threads_split(n, 1, i, t->n, &begin, &end);
+        /* threads_run publishes them. */
+        atomic_store_explicit(&t->parts[which][i].left, range((uint32_t)begin, (uint32_t)end),
+                              memory_order_relaxed);
+    }
+}
+
+/* Half of a part, from its front or its back; false where nothing is left. */
+static bool take(struct part *p, bool front, int *begin, int *end, int *goes_on) {
+    uint64_t had = atomic_load_explicit(&p->left, memory_order_relaxed), rest;
+    do {
+        uint32_t lo = (uint32_t)(had >> 32), hi = (uint32_t)had, half = (n_left(had) + 1) / 2;
+        if (half == 0) return false;
+        *begin = (int)(front ? lo : hi - half);
+        *end = (int)(front ? lo + half : hi);
+        *goes_on = (int)hi;
+        rest = front ? range(lo + half, hi) : range(lo, hi - half);
+    } while (!atomic_compare_exchange_weak_explicit(&p->left, &had, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+bool threads_take(struct threads *t, int which, int idx, int *begin, int *end, int *goes_on) {
+    struct part *parts = t->parts[which];
+    if (take(&parts[idx], true, begin, end, goes_on)) return true;
+    for (;;) {
+        int most = -1;
+        uint32_t left = 0;
+        for (int i = 0; i < t->n; i++) {
+            uint32_t of = n_left(atomic_load_explicit(&parts[i].left, memory_order_relaxed));
+            if (of > left) left = of, most = i;
+        }
+        if (most < 0) return false;
+        if (take(&parts[most], false, begin, end, goes_on)) return true;
+    }
 }
 
 void threads_close(struct threads *t) {

@@ -5,6 +5,8 @@
  * others spin for a short while after a job (a step is dozens of jobs a few microseconds apart) and
  * then sleep. One caller at a time. */
 
+#include <stdbool.h>
+
 struct err;
 struct threads;
 
@@ -24,6 +26,16 @@ void threads_run(struct threads *t, threads_fn *fn, void *arg);
 /* Split [0, n) in contiguous parts that are multiples of `grain` (but the last); part of thread
  * `idx` of `n_threads`. */
 void threads_split(int n, int grain, int idx, int n_threads, int *begin, int *end);
+
+/* Work that threads of uneven speed share: two ranges at a time, `which` 0 and 1. threads_deal,
+ * called before threads_run, gives every thread its part of [0, n), as threads_split does;
+ * threads_take gives thread `idx` its next piece [*begin, *end), until it returns false: half of
+ * what is left of its own part, from the front, then halves of what others have left, from the
+ * back. Every number is in one piece exactly. *goes_on: the end of what this thread is likely to do
+ * behind the piece (its own part's end), for reading ahead. */
+enum { THREADS_DEALS = 2 };
+void threads_deal(struct threads *t, int which, int n);
+bool threads_take(struct threads *t, int which, int idx, int *begin, int *end, int *goes_on);
 
 void threads_close(struct threads *t);
 

@@ -209,7 +209,7 @@ int main(int argc, char **argv) {
             if (loop) rate = fmax(rate, floor_rate(loop, team));
         }
         /* The sweeps put the matrices out of the caches that passes leave them in. */
-        for (int f = 0; f < 3; f++) pass_ms(&b, 2);
+        for (int f = 0; f < 3; f++) pass_ms(&b, max_rows);
     }
     printf("# %d products, %.1f MB, %.1f M multiply-adds a row; reads %.1f GB/s, registers %.0f "
            "GMAC/s\n",

@@ -116,6 +116,52 @@ static void test_base_threads_split_grain(void) {
         }
 }
 
+/* Two ranges dealt at once, of every size that a thread's part may have; thread 0 takes its time,
+ * so that others come to its part from the back. */
+struct deal_job {
+    struct threads *t;
+    atomic_int hits[2][70], stolen;
+    int n;
+};
+
+static void deal_fn(void *arg, int idx, int n_threads) {
+    struct deal_job *j = arg;
+    for (int which = 0; which < THREADS_DEALS; which++) {
+        int lo, hi, goes_on, own_lo, own_hi, n = j->n - which;
+        threads_split(n, 1, idx, n_threads, &own_lo, &own_hi);
+        while (threads_take(j->t, which, idx, &lo, &hi, &goes_on)) {
+            assert_true(lo < hi && hi <= goes_on && goes_on <= n);
+            if (lo < own_lo || lo >= own_hi) atomic_fetch_add(&j->stolen, 1);
+            for (int i = lo; i < hi; i++) atomic_fetch_add(&j->hits[which][i], 1);
+            if (idx == 0 && j->n % 16 == 0) usleep(100);
+        }
+    }
+}
+
+static void test_base_threads_take_once(void) {
+    int stolen = 0;
+    for (int n_threads = 1; n_threads <= 4; n_threads++) {
+        static struct deal_job j;
+        struct err e = {0};
+        assert_ok(threads_open(&j.t, n_threads, &e), e);
+        for (j.n = 1; j.n <= 70; j.n++) {
+            memset(j.hits, 0, sizeof j.hits);
+            for (int k = 0; k < 20; k++) {
+                for (int which = 0; which < THREADS_DEALS; which++)
+                    threads_deal(j.t, which, j.n - which);
+                threads_run(j.t, deal_fn, &j);
+            }
+            for (int which = 0; which < THREADS_DEALS; which++)
+                for (int i = 0; i < 70; i++)
+                    assert_int_equal(j.hits[which][i], i < j.n - which ? 20 : 0);
+        }
+        if (n_threads == 1) assert_int_equal(j.stolen, 0);
+        stolen += atomic_exchange(&j.stolen, 0);
+        threads_close(j.t);
+    }
+    assert_true(stolen > 0);
+}
+
 static void test_base_utf8_every_code_point(void) {
     for (uint32_t cp = 0; cp < 0x110000; cp++) {
         if (cp >= 0xd800 && cp < 0xe000) continue;
@@ -293,6 +339,7 @@ const struct test tests[] = {
     {"base_arena_limits", TEST_QUICK, 2000, test_base_arena_limits},
     {"base_threads_cover_once", TEST_QUICK, 60000, test_base_threads_cover_once},
     {"base_threads_split_grain", TEST_QUICK, 5000, test_base_threads_split_grain},
+    {"base_threads_take_once", TEST_QUICK, 20000, test_base_threads_take_once},
     {"base_utf8_every_code_point", TEST_QUICK, 10000, test_base_utf8_every_code_point},
     {"base_number", TEST_QUICK, 2000, test_base_number},
     {"base_strbuf_limit", TEST_QUICK, 2000, test_base_strbuf_limit},

@@ -1,7 +1,7 @@
 /* Goal: the AVX-512 products give the bits of formats.h's law (the plain table's), AMX's products
  * lie within bf16's rounding of sums in double and closer to them than 8-bit activations do, and a
  * row's bits depend on nothing but the row. Method: random weights of every type in file layout,
- * ragged shapes, inner tables called directly, threads' shares one after the other. */
+ * ragged shapes, inner tables called directly, by a team's threads. */
 
 #include <math.h>
 #include <stdio.h>
@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/err.h"
+#include "base/threads.h"
 #include "kernels/cpu/formats.h"
 #include "tests/harness.h"
 
@@ -40,7 +42,10 @@ static void need_amx(void) {
     need_avx512();
     uint32_t a = 7, b, c = 0, d;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    if (!(d >> 24 & 1) || !(d >> 22 & 1)) test_skip("this machine has no AMX bf16");
+    bool tiles = d >> 24 & 1 && d >> 22 & 1;
+    a = 7, c = 1;
+    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (!tiles || !(a >> 5 & 1)) test_skip("this machine has no AMX bf16 or no AVX512_BF16");
     if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) test_skip("the system does not permit AMX");
 }
 
@@ -97,9 +102,32 @@ static struct matrix matrix_pack(const struct cpu_matmul_isa *isa, enum kern_dty
 /* out[n][stride] from column 3 on; everything around it must stay as it was. */
 enum { OFFSET = 3, SENTINEL = 0x7fc12345 };
 
+struct product_job {
+    const struct cpu_matmul_isa *isa;
+    const struct cpu_ctx *c;
+    enum cpu_class cls;
+    int n;
+    const struct kern_weight *w;
+    const uint8_t *act;
+    float *out;
+    int stride;
+    uint8_t *scratch; /* SCRATCH a thread */
+};
+enum { SCRATCH = 1 << 20 };
+
+static void product_share(void *arg, int idx, int n_threads) {
+    const struct product_job *j = arg;
+    j->isa->matmul(j->c, j->cls, j->n, j->w, j->act, j->out, j->stride, OFFSET,
+                   j->scratch + (size_t)idx * SCRATCH, idx, n_threads);
+}
+
 static float *product(const struct cpu_matmul_isa *isa, bool amx, enum cpu_class cls,
                       const struct matrix *m, const float *x, int n, int n_threads) {
-    struct cpu_ctx c = {.amx = amx,
+    struct err e = {0};
+    struct threads *team;
+    assert_ok(threads_open(&team, n_threads, &e), e);
+    struct cpu_ctx c = {.threads = team,
+                        .amx = amx,
                         .f32_weights = m->w.dtype == KERN_F32,
                         .float_weights = cpu_format_is_float(m->w.dtype)};
     int stride = m->w.rows + 7;
@@ -110,10 +138,11 @@ static float *product(const struct cpu_matmul_isa *isa, bool amx, enum cpu_class
         isa->act_row(&c, cls, act, r, n, m->w.cols, x + (size_t)r * (size_t)m->w.cols);
     uint32_t *out = zeroed((size_t)n * (size_t)stride * 4);
     for (size_t i = 0; i < (size_t)n * (size_t)stride; i++) out[i] = SENTINEL;
-    void *scratch = zeroed(1 << 20);
-    for (int i = 0; i < n_threads; i++)
-        isa->matmul(&c, cls, n, &m->w, act, (float *)(void *)out, stride, OFFSET, scratch, i,
-                    n_threads);
+    struct product_job j = {isa, &c, cls, n, &m->w, act, (float *)(void *)out, stride, NULL};
+    j.scratch = zeroed((size_t)n_threads * SCRATCH);
+    threads_deal(team, cls, (m->w.rows + isa->panel_rows - 1) / isa->panel_rows);
+    threads_run(team, product_share, &j);
+    threads_close(team);
     float *packed = zeroed((size_t)n * (size_t)m->w.rows * 4);
     for (int r = 0; r < n; r++) {
         for (int i = 0; i < stride; i++)
@@ -122,7 +151,7 @@ static float *product(const struct cpu_matmul_isa *isa, bool amx, enum cpu_class
         memcpy(packed + (size_t)r * (size_t)m->w.rows, out + (size_t)r * (size_t)stride + OFFSET,
                (size_t)m->w.rows * 4);
     }
-    free(act), free(out), free(scratch);
+    free(act), free(out), free(j.scratch);
     return packed;
 }
 

@@ -32,9 +32,9 @@ static bool amx_permitted(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
     if (cpuid(0, 0).eax < 7 || cpuid(7, 0).eax < 1) return false;
     uint32_t edx = cpuid(7, 0).edx;
-    bool tile = edx >> 24 & 1, bf16 = edx >> 22 & 1, int8 = edx >> 25 & 1;
+    bool tile = edx >> 24 & 1, bf16 = edx >> 22 & 1;
     bool rounds = cpuid(7, 1).eax >> 5 & 1; /* AVX512_BF16, which fills the tiles */
-    return tile && bf16 && int8 && rounds && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    return tile && bf16 && rounds && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
     return false;
 #endif
@@ -79,7 +79,7 @@ static const struct choice {
     const char *name, *table, *needs;
     bool (*has)(void);
 } choices[] = {
-    {"amx", "avx512", "AVX-512 VNNI and AMX (bf16, int8)", has_amx},
+    {"amx", "avx512", "AVX-512 VNNI and AMX bf16", has_amx},
     {"avx512", "avx512", "AVX-512 VNNI", has_avx512},
     {"avxvnni", "avxvnni", "AVX2 VNNI", has_avxvnni},
     {"avx2", "avx2", "AVX2", has_avx2},

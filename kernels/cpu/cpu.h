@@ -16,11 +16,10 @@ struct cpu_ctx;
 /* Packed activations of one class of rows. The buffer of a kern_act holds the generated rows' part
  * first (gen_bytes(n_gen, cols)), the prompt rows' part behind it, each in its own layout, so that
  * the kernel and the bits of a row follow from its class alone. */
-enum cpu_class { CPU_GEN, CPU_PROMPT };
+enum cpu_class { CPU_GEN, CPU_PROMPT }; /* also the deals of a product's panels */
 
 /* Products. `reference` and `plain` run anywhere; `avx2` and `avx512` need what their names say;
- * avx512 serves prompt rows by AMX bf16 tiles, and six to eight generated rows by int8 tiles, where
- * the machine has them (ctx->amx). */
+ * avx512 serves prompt rows by AMX bf16 tiles where the machine has them (ctx->amx). */
 struct cpu_matmul_isa {
     /* Packed size; 0 where cols does not suit the dtype. */
     size_t (*weight_bytes)(enum kern_dtype t, int rows, int cols);
@@ -36,7 +35,8 @@ struct cpu_matmul_isa {
     /* Pack row r (of n) of a class from f32 x[cols]; `act` is the start of the class's part. */
     void (*act_row)(const struct cpu_ctx *c, enum cpu_class cls, void *act, int r, int n, int cols,
                     const float *x);
-    /* Share `idx` of `n_threads` of out[n][...] = act W^T for one class; splits by output panels.
+    /* Share of thread `idx` of `n_threads` of out[n][...] = act W^T for one class: the panels of
+     * outputs that threads_take(ctx->threads, cls, idx, ...) deals it, or a split of its own.
      * `scratch` is this thread's matmul scratch (ctx->matmul_scratch_bytes). */
     void (*matmul)(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
                    const void *act, float *out, int out_stride, int out_offset, void *scratch,
@@ -170,8 +170,7 @@ struct cpu_ctx {
     struct threads *threads;
     enum kern_precision precision;
     const struct cpu_isa *isa;
-    bool amx;           /* prompt products and prompt attention may use AMX bf16, products of some
-                           generated rows AMX int8 */
+    bool amx;           /* prompt products and prompt attention may use AMX bf16 */
     bool f32_weights;   /* an F32 matrix was packed: AMX's prompt rows keep an f32 copy beside their
                            tiles */
     bool float_weights; /* an F32, F16 or BF16 matrix was packed: generated rows keep an f32 copy

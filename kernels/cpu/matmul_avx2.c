@@ -407,24 +407,26 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
                    const void *act, float *out, int out_stride, int out_offset, void *scratch,
                    int idx, int n_threads) {
-    (void)c, (void)cls, (void)scratch;
-    int begin, end, parts = (n + MAX_ROWS - 1) / MAX_ROWS;
+    (void)scratch, (void)n_threads;
+    int begin, end, goes_on, parts = (n + MAX_ROWS - 1) / MAX_ROWS;
     size_t bytes = cpu_panel_bytes(w->dtype, w->cols, P), stride = (size_t)out_stride;
     size_t scales = cpu_format_is_float(w->dtype) ? 0 : cpu_panel_scales(w->dtype, w->cols, P);
     struct task j = {.l = law_row(w->cols), .cols = w->cols};
-    threads_split((w->rows + P - 1) / P, 1, idx, n_threads, &begin, &end);
-    for (int first = begin; first < end; first += PANELS) {
-        int last = first + PANELS < end ? first + PANELS : end;
-        for (int part = 0; part < parts; part++) {
-            int row, row_end;
-            threads_split(n, 1, part, parts, &row, &row_end);
-            panel_fn *fn = panel_fns[w->dtype][row_end - row - 1];
-            j.act = (const uint8_t *)act + (size_t)row * j.l.bytes;
-            for (int i = first; i < last; i++) {
-                int lanes = w->rows - i * P < P ? w->rows - i * P : P;
-                j.values = (const uint8_t *)w->data + (size_t)i * bytes;
-                j.scales = j.values + scales;
-                fn(&j, out + (size_t)row * stride + (size_t)(out_offset + i * P), stride, lanes);
+    while (threads_take(c->threads, cls, idx, &begin, &end, &goes_on)) {
+        for (int first = begin; first < end; first += PANELS) {
+            int last = first + PANELS < end ? first + PANELS : end;
+            for (int part = 0; part < parts; part++) {
+                int row, row_end;
+                threads_split(n, 1, part, parts, &row, &row_end);
+                panel_fn *fn = panel_fns[w->dtype][row_end - row - 1];
+                j.act = (const uint8_t *)act + (size_t)row * j.l.bytes;
+                for (int i = first; i < last; i++) {
+                    int lanes = w->rows - i * P < P ? w->rows - i * P : P;
+                    j.values = (const uint8_t *)w->data + (size_t)i * bytes;
+                    j.scales = j.values + scales;
+                    fn(&j, out + (size_t)row * stride + (size_t)(out_offset + i * P), stride,
+                       lanes);
+                }
             }
         }
     }

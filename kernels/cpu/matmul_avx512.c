@@ -3,17 +3,29 @@
 /* Products on AVX-512 with VNNI: the table, packing of activations, and quantised weights against
  * 8-bit activations. The law of formats.h, so the bits are those of the plain and AVX2 tables.
  *
- * One row is bound by memory: a panel is read as two streams, prefetched ahead. Several rows share
- * the unpacked weights, up to 12 in registers: a row costs 8 VPDPBUSD, which take their activations
- * from memory (broadcast), and 2 or 3 float operations for 512 products. Where the machine has
- * matrix tiles, 6 to 8 rows a group go by matmul_tiles.c. */
+ * One row is bound by memory: a panel is read as two streams, fetched ahead. Several rows share the
+ * unpacked weights, up to 12 in registers: a row costs 8 VPDPBUSD, which take their activations
+ * from memory (broadcast), and 2 or 3 float operations for 512 products.
+ *
+ * Measured where memory reads 15 to 19 GB/s, whole passes against fetching 8 KiB ahead to the first
+ * cache at once and even parts for the threads, 1 and 5 rows: fetching in two steps .80 to .92 and
+ * .86 to .96; parts of which a faster thread may take, .98 and .96; all eight row counts are then
+ * within 1.19 to 1.27 of the bound (bench/results/cpu-products.csv). Tried and dropped: AMX int8
+ * tiles for 6 to 8 rows (.77 to .9 of this from cache on a quiet host, 1.05 to 1.18 of it here:
+ * half the float units stand still while tiles are in use, and a neighbour on the core may use them
+ * too); fetching every second line, or past all caches (1.35, 1.7); reading on into the next
+ * product's weights (.985). */
 
 #if defined(__x86_64__)
 #include "kernels/cpu/matmul_avx512.h"
 
 enum {
-    TWO_CHAINS = 3,        /* rows whose sums are cut in two */
-    TILE_SPAN = 256 << 10, /* bytes of weights that one group takes by tiles before the next */
+    /* Bytes of values that are fetched before their turn: to the second cache, from there to the
+     * first. Not at once to the first: what is on its way there holds one of 16 buffers for as long
+     * as memory takes, and 8 KiB of it push out the activations. */
+    AHEAD_BYTES = 8192,
+    NEAR_BYTES = 2048,
+    TWO_CHAINS = 3, /* rows whose sums are cut in two */
 };
 
 /* One panel against one group of rows. */
@@ -93,14 +105,18 @@ MM_INLINE void add_scaled(int rows, const struct mm_act *act, const __m512i *dot
 MM_INLINE void quant_panel(enum kern_dtype t, int rows, const struct panel_job *j) {
     const struct mm_act *act = j->act;
     const uint8_t *values = j->values;
+    const bool has_min = t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K;
     const char *ahead_values = (const char *)j->ahead_values;
     const char *ahead_scales = (const char *)j->ahead_scales;
     int ahead_left = j->ahead_left;
     __m512 acc[MM_GROUP];
     MM_UNROLL for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
     for (int u = 0; u < j->units; u++) {
-        for (int i = 0; i < mm_value_bytes(t); i += 64) _mm_prefetch(ahead_values + i, _MM_HINT_T0);
-        _mm_prefetch(ahead_scales, _MM_HINT_T0);
+        for (int i = 0; i < mm_value_bytes(t); i += 64) {
+            _mm_prefetch(ahead_values + i, _MM_HINT_T1);
+            _mm_prefetch((const char *)values + NEAR_BYTES + i, _MM_HINT_T0);
+        }
+        _mm_prefetch(ahead_scales, _MM_HINT_T1);
         ahead_values += mm_value_bytes(t);
         ahead_scales += mm_unit_scale_bytes(t);
         if (--ahead_left == 0) {
@@ -119,7 +135,7 @@ MM_INLINE void quant_panel(enum kern_dtype t, int rows, const struct panel_job *
             dot_rows(t, rows, 0, values, act, 0, 8, dot);
             add_scaled(rows, act, dot, dw[0], acc);
         }
-        if (mm_has_min(t)) {
+        if (has_min) {
             MM_UNROLL for (int r = 0; r < rows; r++) acc[r] =
                 _mm512_fmadd_ps(mw, _mm512_set1_ps(act[r].sa), acc[r]);
         }
@@ -178,7 +194,7 @@ static panel_fn *const panel_fns[KERN_N_DTYPES][MM_GROUP + 1] = {
 };
 
 static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act *act, float *out,
-                         size_t out_stride, int begin, int end) {
+                         size_t out_stride, int begin, int end, int goes_on) {
     size_t panel_bytes = cpu_panel_bytes(w->dtype, w->cols, MM_PANEL);
     size_t scales = cpu_panel_scales(w->dtype, w->cols, MM_PANEL);
     size_t value_bytes = (size_t)mm_value_bytes(w->dtype);
@@ -188,7 +204,7 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
                           .stride = out_stride,
                           .values_gap = panel_bytes - (size_t)units * value_bytes,
                           .scales_gap = panel_bytes - (size_t)units * scale_bytes};
-    int ahead_units = MM_AHEAD_BYTES / (int)value_bytes;
+    int ahead_units = AHEAD_BYTES / (int)value_bytes;
     for (int p = begin; p < end; p++) {
         int left = w->rows - p * MM_PANEL;
         j.mask = (__mmask16)(left >= MM_PANEL ? 0xffff : (1u << left) - 1);
@@ -196,7 +212,7 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
         j.scales = j.values + scales;
         int ahead_panels = ahead_units / units, ahead = ahead_units % units;
         /* What lies behind this thread's last panel is not for it to fetch. */
-        if (p + ahead_panels >= end) ahead_panels = ahead = 0;
+        if (p + ahead_panels >= goes_on) ahead_panels = ahead = 0;
         j.ahead_values =
             j.values + (size_t)ahead_panels * panel_bytes + (size_t)ahead * value_bytes;
         j.ahead_scales =
@@ -211,24 +227,6 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
     }
 }
 
-/* All groups of rows by tiles, some panels at a time, so that the next group finds them in the
- * core's cache. False where tiles have no kernel for this. */
-static bool tile_panels(int n, const struct kern_weight *w, const uint8_t *lines, float *out,
-                        size_t out_stride, void *scratch, int begin, int end) {
-    const int groups = mm_groups(n), least = n / groups, most = least + (n % groups != 0);
-    if (!cpu_mm_has_tiles(w->dtype, least) || !cpu_mm_has_tiles(w->dtype, most)) return false;
-    size_t some = TILE_SPAN / cpu_panel_bytes(w->dtype, w->cols, MM_PANEL) + 1;
-    int step = groups == 1 || some > (size_t)(end - begin) ? end - begin : (int)some;
-    for (int p = begin; p < end; p += step)
-        for (int g = 0; g < groups; g++) {
-            int r = mm_group_begin(n, g), rows = mm_group_begin(n, g + 1) - r;
-            cpu_mm_tiles(rows, w, lines + cpu_mm_tiles_bytes(r, w->cols),
-                         out + (size_t)r * out_stride, out_stride, scratch, p,
-                         p + step < end ? p + step : end);
-        }
-    return true;
-}
-
 /* ---- Activations --------------------------------------------------------------------------- */
 
 static size_t records_bytes(int n, int cols) {
@@ -239,16 +237,9 @@ static float *records_f32(const void *act, int n, int cols) {
     return (float *)(void *)((uint8_t *)act + records_bytes(n, cols));
 }
 
-/* Behind the copies: what tiles read of generated rows. */
-static uint8_t *tile_lines(const void *act, int n, int cols) {
-    return (uint8_t *)(void *)(records_f32(act, n, cols) +
-                               (size_t)n * (size_t)mm_units(cols) * MM_UNIT);
-}
-
 static size_t act_bytes(const struct cpu_ctx *c, enum cpu_class cls, int n, int cols) {
     if (cls == CPU_PROMPT && c->amx) return cpu_mm_amx_act_bytes(n, cols);
-    size_t copies = (size_t)n * (size_t)mm_units(cols) * MM_UNIT * sizeof(float);
-    return records_bytes(n, cols) + copies + (c->amx ? cpu_mm_tiles_bytes(n, cols) : 0);
+    return records_bytes(n, cols) + (size_t)n * (size_t)mm_units(cols) * MM_UNIT * sizeof(float);
 }
 
 /* 32 activations of unit u; zeros behind the last column. */
@@ -332,9 +323,6 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
     for (int u = 0; u < units; u += 16)
         pack_records(x, cols, u, units - u < 16 ? units - u : 16, a + (size_t)u * (size_t)step,
                      step);
-    if (c->amx && cpu_mm_has_tiles(KERN_Q4_1, step))
-        cpu_mm_tiles_row(tile_lines(act, n, cols) + cpu_mm_tiles_bytes(group, cols), r - group,
-                         step, a, cols);
     if (!c->float_weights) return;
     float *copy = records_f32(act, n, cols) + (size_t)r * (size_t)units * MM_UNIT;
     memcpy(copy, x, (size_t)cols * sizeof *x);
@@ -366,15 +354,16 @@ static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const str
         cpu_mm_amx(n, w, act, out, (size_t)out_stride, scratch, idx, n_threads);
         return;
     }
-    int begin, end;
-    threads_split(mm_panels(w->rows), 1, idx, n_threads, &begin, &end);
-    if (cpu_format_is_float(w->dtype)) {
-        const float *x = amx ? cpu_mm_amx_f32(act, n, w->cols) : records_f32(act, n, w->cols);
-        cpu_mm512_float(n, w, x, (size_t)mm_units(w->cols) * MM_UNIT, out, (size_t)out_stride,
-                        begin, end);
-    } else if (!c->amx || !tile_panels(n, w, tile_lines(act, n, w->cols), out, (size_t)out_stride,
-                                       scratch, begin, end)) {
-        quant_matmul(n, w, act, out, (size_t)out_stride, begin, end);
+    const bool floats = cpu_format_is_float(w->dtype);
+    const float *x = !floats ? NULL
+                     : amx   ? cpu_mm_amx_f32(act, n, w->cols)
+                             : records_f32(act, n, w->cols);
+    int begin, end, goes_on;
+    while (threads_take(c->threads, cls, idx, &begin, &end, &goes_on)) {
+        if (floats)
+            cpu_mm512_float(n, w, x, (size_t)mm_units(w->cols) * MM_UNIT, out, (size_t)out_stride,
+                            begin, end);
+        else quant_matmul(n, w, act, out, (size_t)out_stride, begin, end, goes_on);
     }
 }
 

@@ -17,7 +17,6 @@
 #include "kernels/cpu/formats.h"
 
 enum { MM_PANEL = 16, MM_UNIT = 32, MM_GROUP = 12, MM_FLOAT_GROUP = 8 };
-enum { MM_AHEAD_BYTES = 8192 }; /* of values that are fetched before their turn */
 
 static inline int mm_units(int cols) {
     return (cols + MM_UNIT - 1) / MM_UNIT;
@@ -169,31 +168,11 @@ MM_INLINE void mm_load_scales(enum kern_dtype t, const uint8_t *scales, int u, _
     *mw = _mm512_xor_ps(_mm512_mul_ps(dmin, _mm512_cvtepi32_ps(m)), minus);
 }
 
-MM_INLINE bool mm_has_min(enum kern_dtype t) {
-    return t == KERN_Q4_1 || t == KERN_Q5_1 || t == KERN_Q4_K || t == KERN_Q5_K;
-}
-
 /* ---- Between the files ---------------------------------------------------------------------- */
 
 /* n rows of f32 [n][x_stride] times panels [begin, end); matmul_avx512_float.c. */
 void cpu_mm512_float(int n, const struct kern_weight *w, const float *x, size_t x_stride,
                      float *out, size_t out_stride, int begin, int end);
-
-/* Some generated rows by int8 tiles, the same bits as without; matmul_tiles.c. Such a group's
- * activations are kept a second time: lines of MM_LINE_BYTES, [pairs of units][rows][even, odd], a
- * unit's 32 bytes in the line's lower or upper half, zeros in the other one; behind them da and sa,
- * [units][rows][2]. */
-enum { MM_TILE_MIN = 6, MM_TILE_MAX = 8, MM_LINE_BYTES = 64, MM_TILE_SCRATCH = 6 << 10 };
-/* Whether a group of so many rows has a kernel. */
-bool cpu_mm_has_tiles(enum kern_dtype t, int rows);
-/* One group of rows times panels [begin, end); scratch of MM_TILE_SCRATCH bytes, 64-byte aligned.
- */
-void cpu_mm_tiles(int rows, const struct kern_weight *w, const uint8_t *lines, float *out,
-                  size_t out_stride, void *scratch, int begin, int end);
-/* Bytes of n rows, a multiple of 64. */
-size_t cpu_mm_tiles_bytes(int n, int cols);
-/* Row r of a group, from its first record; its records are `rows` records apart. */
-void cpu_mm_tiles_row(uint8_t *lines, int r, int rows, const struct mm_act *act, int cols);
 
 /* Prompt rows by bf16 tiles; matmul_amx.c. */
 size_t cpu_mm_amx_act_bytes(int n, int cols);

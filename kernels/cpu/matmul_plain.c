@@ -104,27 +104,32 @@ static void panel_float(const struct kern_weight *w, const uint8_t *panel, const
         for (int lane = 0; lane < P; lane++) out[r][lane] += odd[r][lane];
 }
 
+/* One panel for all rows. */
+static void panel_rows(int n, const struct kern_weight *w, const uint8_t *act, float *out,
+                       size_t out_stride, int i) {
+    size_t row_bytes = law_row(w->cols).bytes, bytes = cpu_panel_bytes(w->dtype, w->cols, P);
+    const uint8_t *panel = (const uint8_t *)w->data + (size_t)i * bytes;
+    int lanes = w->rows - i * P < P ? w->rows - i * P : P;
+    for (int r = 0; r < n; r += ROWS) {
+        float y[ROWS][P];
+        int rows = n - r < ROWS ? n - r : ROWS;
+        const uint8_t *a = act + (size_t)r * row_bytes;
+        if (cpu_format_is_float(w->dtype)) panel_float(w, panel, a, rows, y);
+        else panel_quantised(w, panel, a, rows, y);
+        for (int j = 0; j < rows; j++)
+            memcpy(out + (size_t)(r + j) * out_stride + (size_t)(i * P), y[j],
+                   (size_t)lanes * sizeof(float));
+    }
+}
+
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
                    const void *act, float *out, int out_stride, int out_offset, void *scratch,
                    int idx, int n_threads) {
-    (void)c, (void)cls, (void)scratch;
-    int begin, end;
-    size_t row_bytes = law_row(w->cols).bytes, bytes = cpu_panel_bytes(w->dtype, w->cols, P);
-    threads_split((w->rows + P - 1) / P, 1, idx, n_threads, &begin, &end);
-    for (int i = begin; i < end; i++) {
-        const uint8_t *panel = (const uint8_t *)w->data + (size_t)i * bytes;
-        int lanes = w->rows - i * P < P ? w->rows - i * P : P;
-        for (int r = 0; r < n; r += ROWS) {
-            float y[ROWS][P];
-            int rows = n - r < ROWS ? n - r : ROWS;
-            const uint8_t *a = (const uint8_t *)act + (size_t)r * row_bytes;
-            if (cpu_format_is_float(w->dtype)) panel_float(w, panel, a, rows, y);
-            else panel_quantised(w, panel, a, rows, y);
-            for (int j = 0; j < rows; j++)
-                memcpy(out + (size_t)(r + j) * (size_t)out_stride + (size_t)(out_offset + i * P),
-                       y[j], (size_t)lanes * sizeof(float));
-        }
-    }
+    (void)scratch, (void)n_threads;
+    int begin, end, goes_on;
+    while (threads_take(c->threads, cls, idx, &begin, &end, &goes_on))
+        for (int i = begin; i < end; i++)
+            panel_rows(n, w, act, out + out_offset, (size_t)out_stride, i);
 }
 
 const struct cpu_matmul_isa cpu_matmul_plain = {

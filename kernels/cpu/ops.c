@@ -246,6 +246,9 @@ static int op_matmul(struct kern *k, struct kern_rows rows, const struct kern_we
     ASSERT(op_act_bytes(k, rows, w->cols) <= act.bytes);
     struct matmul_job j = {c, rows, w, act.data, NULL, out, out_stride, out_offset};
     j.prompt = j.gen + c->isa->matmul->act_bytes(c, CPU_GEN, rows.n_gen, w->cols);
+    int panels = (w->rows + c->isa->matmul->panel_rows - 1) / c->isa->matmul->panel_rows;
+    if (rows.n_gen) threads_deal(c->threads, CPU_GEN, panels);
+    if (rows.n_prompt) threads_deal(c->threads, CPU_PROMPT, panels);
     threads_run(c->threads, matmul_share, &j);
     return 0;
 }
