@@ -6,6 +6,7 @@
  * then sleep. One caller at a time. */
 
 #include <stdbool.h>
+#include <stddef.h>
 
 struct err;
 struct threads;
@@ -36,6 +37,11 @@ void threads_split(int n, int grain, int idx, int n_threads, int *begin, int *en
 enum { THREADS_DEALS = 2 };
 void threads_deal(struct threads *t, int which, int n);
 bool threads_take(struct threads *t, int which, int idx, int *begin, int *end, int *goes_on);
+
+/* Called before threads_run: from the end of that job on, threads that wait for others or for the
+ * next job fetch towards their second caches what threads_split would give them of n pieces of
+ * `bytes` at `base`, from the beginning, as far as such a cache holds it. */
+void threads_ahead(struct threads *t, const void *base, int n, size_t bytes);
 
 void threads_close(struct threads *t);
 

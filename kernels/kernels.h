@@ -84,6 +84,9 @@ struct kern_weight {
     enum kern_dtype dtype;
     int rows, cols;
     size_t bytes; /* of `data` */
+    /* The matrix whose product usually follows, or NULL: a hint, by which a backend may begin to
+     * read it. It outlives this one. */
+    const struct kern_weight *next;
 };
 
 /* How many rows of which class a call serves. Rows are consecutive in every buffer. */

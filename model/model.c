@@ -249,6 +249,21 @@ static int take_head(struct layout *l) {
     return rc;
 }
 
+/* One behind the other, as a pass takes them; behind the head, the next pass. */
+static void chain_weights(struct model *m) {
+    struct kern_weight *last = &m->head;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct model_layer *layer = &m->layers[i];
+        struct model_linear *of[] = {&layer->qkv, &layer->o, &layer->gate_up, &layer->down};
+        for (size_t k = 0; k < sizeof of / sizeof *of; k++)
+            for (int part = 0; part < of[k]->n_parts; part++) {
+                last->next = &of[k]->part[part];
+                last = &of[k]->part[part];
+            }
+    }
+    last->next = &m->head;
+}
+
 static int take_weights(struct layout *l) {
     struct model *m = l->m;
     int rc = take_embedding(l);
@@ -363,6 +378,7 @@ int model_open(struct model **out, const struct model_source *src,
     free(l.room);
     threads_close(dummy);
     if (rc) goto fail_reserved;
+    chain_weights(m);
     ASSERT(align_up(l.carve.used, KERN_ACT_ALIGN) == weights);
     take_workspace(&l.carve, k, &m->config, caps, &m->ws);
     ASSERT(l.carve.used <= m->reserved_bytes);

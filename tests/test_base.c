@@ -95,7 +95,11 @@ static void test_base_threads_cover_once(void) {
         assert_ok(threads_open(&t, n, &e), e);
         static struct count_job j;
         memset(&j, 0, sizeof j);
-        for (int k = 0; k < 2000; k++) threads_run(t, count_fn, &j);
+        for (int k = 0; k < 2000; k++) {
+            static const uint8_t pieces[7 * 300];
+            if (k % 3) threads_ahead(t, pieces + k % 2, k % 8, 300); /* leaves no trace */
+            threads_run(t, count_fn, &j);
+        }
         for (int i = 0; i < 64; i++) assert_int_equal(j.hits[i], 2000);
         threads_close(t);
     }

@@ -58,6 +58,10 @@ static size_t op_weight_bytes(const struct kern *k, enum kern_dtype t, int rows,
     return cpu_ctx(k)->isa->matmul->weight_bytes(t, rows, cols);
 }
 
+static int n_panels(const struct cpu_matmul_isa *isa, const struct kern_weight *w) {
+    return (w->rows + isa->panel_rows - 1) / isa->panel_rows;
+}
+
 struct weight_job {
     const struct cpu_matmul_isa *isa;
     const struct kern_weight *w;
@@ -67,8 +71,8 @@ struct weight_job {
 
 static void weight_share(void *arg, int idx, int n_threads) {
     const struct weight_job *j = arg;
-    int begin, end, panels = (j->w->rows + j->isa->panel_rows - 1) / j->isa->panel_rows;
-    threads_split(panels, 1, idx, n_threads, &begin, &end);
+    int begin, end;
+    threads_split(n_panels(j->isa, j->w), 1, idx, n_threads, &begin, &end);
     j->isa->weight_pack(j->w, j->dst, j->src, begin, end);
 }
 
@@ -80,7 +84,8 @@ static int op_weight_pack(struct kern *k, struct kern_weight *out, void *dst, en
     if (!bytes)
         return err_raise(e, E_UNSUPPORTED, "a matrix of %d x %d %s is not supported", rows, cols,
                          kern_dtype_name(t));
-    *out = (struct kern_weight){dst, t, rows, cols, bytes};
+    *out =
+        (struct kern_weight){.data = dst, .dtype = t, .rows = rows, .cols = cols, .bytes = bytes};
     struct weight_job j = {c->isa->matmul, out, dst, src};
     threads_run(c->threads, weight_share, &j);
     c->f32_weights |= t == KERN_F32;
@@ -246,9 +251,13 @@ static int op_matmul(struct kern *k, struct kern_rows rows, const struct kern_we
     ASSERT(op_act_bytes(k, rows, w->cols) <= act.bytes);
     struct matmul_job j = {c, rows, w, act.data, NULL, out, out_stride, out_offset};
     j.prompt = j.gen + c->isa->matmul->act_bytes(c, CPU_GEN, rows.n_gen, w->cols);
-    int panels = (w->rows + c->isa->matmul->panel_rows - 1) / c->isa->matmul->panel_rows;
+    int panels = n_panels(c->isa->matmul, w);
     if (rows.n_gen) threads_deal(c->threads, CPU_GEN, panels);
     if (rows.n_prompt) threads_deal(c->threads, CPU_PROMPT, panels);
+    if (w->next) {
+        int then = n_panels(c->isa->matmul, w->next);
+        threads_ahead(c->threads, w->next->data, then, w->next->bytes / (size_t)then);
+    }
     threads_run(c->threads, matmul_share, &j);
     return 0;
 }
