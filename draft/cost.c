@@ -23,7 +23,9 @@
  *
  * A slope comes from sums that remember hundreds of passes, because a context grows slowly, and is
  * drawn to a slope alpha + beta * (rows - 1) shared by all points: attention reads K and V once a
- * sequence (alpha, all of it on a GPU) and multiplies once a row (beta, most of it on a CPU).
+ * sequence (alpha, all of it on a GPU) and multiplies once a row (beta, most of it on a CPU). These
+ * two are drawn to what bytes say, alpha half of itself either way: without it, five rows that were
+ * seen on an empty context alone cost no more than one row behind 6,400 positions.
  * Slopes are never negative.
  *
  * A curve is the points at one context, made monotone in rows by pooling neighbours that disagree
@@ -53,6 +55,7 @@
 #define KV_SHARE 0.12   /* that a level's context moves to the newest pass's */
 #define GUESS_ROW 0.12  /* growth a row, of one row's time, where nothing is known */
 #define GUESS_DOWN 0.5  /* the same below the first known point */
+#define LAG_STEP 0.25   /* of a long way's row, towards the newest pass */
 #define SLOPE_SPAN 2000 /* positions over which a time might double, before anything is known */
 
 enum {
@@ -61,14 +64,17 @@ enum {
     PROMPT_PASSES = 12,
     STALE = 64,       /* passes, after which a row count is seen again */
     WELL_KNOWN = 120, /* passes of it, after which it may stay away for longer */
+    BRACKET = 2,    /* rows; between neighbours so near what was never seen is known well enough */
+    LAG_LEAST = 64, /* rows of a draft's long way of which a pass tells what a row costs */
 };
 
 static const int grid[DRAFT_COST_ROWS] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  12,  14,  16,
                                           20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024};
 
-void draft_cost_init(struct draft_cost *c) {
+void draft_cost_init(struct draft_cost *c, double kv_share) {
     memset(c, 0, sizeof *c);
     c->speed = 1;
+    c->kv_share = kv_share;
 }
 
 /* The last grid index whose rows are <= n_rows. */
@@ -107,11 +113,14 @@ struct shared_slope {
 };
 
 static struct shared_slope fit_shared(const struct draft_cost *c) {
-    double w0 = 0, w1 = 0, w2 = 0, p0 = 0, p1 = 0, ns = 0;
+    double w0 = 0, w1 = 0, w2 = 0, p0 = 0, p1 = 0, ns = 0, kv = 0;
     for (int i = 0; i < DRAFT_COST_ROWS; i++) {
         double w, p, more = grid[i] - 1;
         evidence(&c->at[i], &w, &p);
-        if (w > 0 && ns == 0) ns = c->at[i].ns;
+        if (c->at[i].ns > 0 && (ns == 0 || (w > 0 && w0 == 0))) {
+            ns = c->at[i].ns;
+            kv = c->at[i].kv;
+        }
         w0 += w;
         w1 += w * more;
         w2 += w * more * more;
@@ -119,9 +128,12 @@ static struct shared_slope fit_shared(const struct draft_cost *c) {
         p1 += p * more;
     }
     if (ns == 0) return (struct shared_slope){0, 0};
-    double ridge = PASS_NOISE * SLOPE_SPAN / ns;
+    double ridge = PASS_NOISE * fmax(SLOPE_SPAN, c->kv_share > 0 ? 2 / c->kv_share : 0) / ns;
+    double alpha = c->kv_share * ns / (1 + c->kv_share * kv), beta = GUESS_ROW * alpha;
     w0 += ridge * ridge;
     w2 += ridge * ridge;
+    p0 += ridge * ridge * alpha;
+    p1 += ridge * ridge * beta;
     double det = w0 * w2 - w1 * w1; /* > 0: Cauchy and Schwarz, and the ridge */
     struct shared_slope s = {(p0 * w2 - p1 * w1) / det, (p1 * w0 - p0 * w1) / det};
     if (s.alpha < 0) s = (struct shared_slope){0, p1 / w2};
@@ -324,6 +336,11 @@ void draft_cost_observe(struct draft_cost *c, int n_rows, double kv_tokens, doub
     if (ns > SLOPE_CUT * level) ns = SLOPE_CUT * level;
     if (ns < level / SLOPE_CUT) ns = level / SLOPE_CUT;
     remember(p, kv_tokens, ns);
+}
+
+void draft_costs_observe_lag(struct draft_costs *c, int n_rows, double ns) {
+    if (n_rows < LAG_LEAST || !(ns >= 1) || !isfinite(ns)) return;
+    c->lag_row_ns += (c->lag_row_ns > 0 ? LAG_STEP : 1) * (ns / n_rows - c->lag_row_ns);
 }
 
 void draft_cost_disturb(struct draft_cost *c) {

@@ -15,7 +15,8 @@
  * Catching up is paid once and serves the rounds after it, so it is charged by parts, over those of
  * them that lookup will not fill: as many as of late, by the tokens that may still come, at most
  * 256. (Over all of them it looked so cheap that a draft caught up on a prompt for one round of two
- * tokens.) Two rows a round are its ordinary share.
+ * tokens.) Two rows a round are its ordinary share. A long way is taken as a prompt is, at a tenth
+ * of what a generated row costs on a CPU, and priced so where that is known.
  *
  * A sequence whose model was found not to pay is off. It is tried again with one token when
  * `wait` rounds have passed, twice as many after each failure, and a hundredth of the time since
@@ -27,7 +28,12 @@
  *
  * Settings nearly as good as the best are taken when nobody did so for 64 rounds, more where their
  * times are well known: a time that was learned in a bad moment would otherwise keep everyone from
- * learning it anew. */
+ * learning it anew.
+ *
+ * Lookup's rates begin with what is usual in texts that repeat themselves. A long prompt of prose
+ * has many matches and none that goes on, and a pass of nine rows behind it takes three times one
+ * row's: until lookup was right three times over in this request, it proposes no more than three.
+ */
 #include "draft/depth.h"
 
 #include <string.h>
@@ -39,6 +45,7 @@ enum {
     FIRST_WAIT = 4,
     MOST_WAIT = 64,
     LONG_IDLE = 512,
+    UNPROVEN = 3,       /* most that lookup proposes before it was right so often at a stretch */
     FEW_SEATS = 8,      /* so many get every cap of the draft's passes and exchanges */
     MOST_HORIZON = 256, /* tokens */
     MOST_ROWS = DRAFT_MAX_BIDS * KERN_MAX_DRAFT,
@@ -59,6 +66,7 @@ struct seat {
     double earned[2][KERN_MAX_DRAFT + 1]; /* [source][g]: tokens expected of g */
     int offered[2], most[2];              /* [source]; those that are worth a look */
     double kv, catch_up;                  /* rows of its first draft pass */
+    double lag_ns;                        /* of a long way to catch up, a round's part */
     int source, g;
 };
 
@@ -67,7 +75,7 @@ struct round {
     struct seat *seat;
     int n_seats, n_all;   /* n_all: those of other rows too */
     int n_rows, max_rows; /* draft rows */
-    double tokens, fixed_ns, draft_ns;
+    double tokens, fixed_ns, draft_ns, lag_ns;
     double draft_kv, per_draft_kv; /* context at which draft_full was fitted; 1 / it, or 0 */
     struct draft__curve target, draft_empty, draft_full;
     double empty_ns[DRAFT_MAX_BIDS + 2], full_ns[DRAFT_MAX_BIDS + 2]; /* the draft's by rows */
@@ -106,6 +114,7 @@ static void move(struct round *r, struct seat *s, int source, int g) {
         r->n_at[pass] += step;
         r->kv_at[pass] += step * s->kv;
         if (pass == 0) r->catch_up += step * s->catch_up;
+        if (pass == 0) r->lag_ns += step * s->lag_ns;
         price_pass(r, pass);
     }
     r->n_rows += g - s->g;
@@ -115,7 +124,7 @@ static void move(struct round *r, struct seat *s, int source, int g) {
 }
 
 static double round_ns(const struct round *r) {
-    return r->fixed_ns + r->target_ns[r->n_rows] + r->draft_ns;
+    return r->fixed_ns + r->target_ns[r->n_rows] + r->draft_ns + r->lag_ns;
 }
 
 static double score(const struct round *r) {
@@ -124,10 +133,13 @@ static double score(const struct round *r) {
 
 /* ---- Setting up ---- */
 
-static double rows_to_catch_up(const struct draft_bid *b) {
-    int left = b->n_left <= 0 || b->n_left > MOST_HORIZON ? MOST_HORIZON : b->n_left;
-    if (b->n_lag <= 2) return b->n_lag < 1 ? 1 : b->n_lag;
-    return 2 + (b->n_lag - 2) / draft__rate_rounds(&b->rate[DRAFT_BY_MODEL], left);
+/* The rows beyond those that every round has are spread over `rounds`. */
+static void set_catch_up(struct seat *s, const struct draft_bid *b, double rounds,
+                         double lag_row_ns) {
+    int lag = b->n_lag < 1 ? 1 : b->n_lag, ordinary = lag < 2 ? lag : 2;
+    bool is_long = lag > DRAFT_LONG_WAY && lag_row_ns > 0;
+    s->catch_up = ordinary + (is_long ? 0 : (lag - ordinary) / rounds);
+    s->lag_ns = is_long ? (lag - ordinary) * lag_row_ns / rounds : 0;
 }
 
 static void fill_earned(struct seat *s, int source, const struct draft_rate *rate, int most,
@@ -143,14 +155,16 @@ static void fill_earned(struct seat *s, int source, const struct draft_rate *rat
     while (s->most[source] > 1 && chance[s->most[source] - 1] < LEAST_EARNED) s->most[source]--;
 }
 
-static void sit_down(struct seat *s, const struct draft_bid *b, int max_rows) {
+static void sit_down(struct seat *s, const struct draft_bid *b, int max_rows, double lag_row_ns) {
+    int left = b->n_left <= 0 || b->n_left > MOST_HORIZON ? MOST_HORIZON : b->n_left;
     s->source = DRAFT_BY_MODEL;
     s->g = 0;
     s->kv = b->kv_tokens;
-    s->catch_up = rows_to_catch_up(b);
+    set_catch_up(s, b, draft__rate_rounds(&b->rate[DRAFT_BY_MODEL], left), lag_row_ns);
     fill_earned(s, DRAFT_BY_MODEL, &b->rate[DRAFT_BY_MODEL], b->max_model, max_rows);
+    bool trusted = b->forced >= 0 || b->rate[DRAFT_BY_LOOKUP].proven;
     fill_earned(s, DRAFT_BY_LOOKUP, &b->rate[draft_rate_idx(DRAFT_BY_LOOKUP, b->n_match)],
-                b->max_lookup, max_rows);
+                trusted || b->max_lookup < UNPROVEN ? b->max_lookup : UNPROVEN, max_rows);
 }
 
 /* Prices of the target by draft rows, of the draft at both ends of its context. */
@@ -204,7 +218,8 @@ static void choose_one(struct round *r, const struct draft_costs *c, const struc
     for (int source = 0; source < 2; source++) {
         for (int g = 0; g <= s->most[source] && g <= room; g++) {
             if (g > 0) move(r, s, source, g);
-            bool leaves = g == 0 && s->most[DRAFT_BY_MODEL] > 0 && !is_off(b);
+            bool leaves =
+                g == 0 && s->most[DRAFT_BY_MODEL] > 0 && !is_off(b) && b->n_lag <= DRAFT_LONG_WAY;
             price[source][g] = score(r) / (leaves ? STAY : 1);
             if (price[source][g] <= best) continue;
             best = price[source][g];
@@ -235,12 +250,13 @@ static void choose_one(struct round *r, const struct draft_costs *c, const struc
  * average, and in a draft pass that runs anyway. */
 struct row_price {
     double target, draft;
+    double ns; /* and what a nanosecond costs */
 };
 
 static struct row_price price_rows(const struct round *r) {
-    struct row_price p = {0, 0};
+    struct row_price p = {0, 0, score(r)};
     int n = 0, span = r->max_rows - r->n_rows;
-    double rate = score(r);
+    double rate = p.ns;
     if (span > r->n_seats) span = r->n_seats;
     if (span > 0)
         p.target = rate * (r->target_ns[r->n_rows + span] - r->target_ns[r->n_rows]) / span;
@@ -255,7 +271,7 @@ static struct row_price price_rows(const struct round *r) {
 static double key_of(const struct seat *s, int source, int g, const struct row_price *p) {
     double key = s->earned[source][g + 1] - s->earned[source][g];
     if (source == DRAFT_BY_LOOKUP) return key;
-    return key - (g == 0 ? s->catch_up : 1) * p->draft;
+    return key - (g == 0 ? s->catch_up * p->draft + s->lag_ns * p->ns : p->draft);
 }
 
 struct queue {
@@ -472,7 +488,7 @@ static void be_patient(struct round *r, struct draft_bid *b, struct seat *s) {
 }
 
 /* A bid that got nothing: let its model try one token if it is time. */
-static void probe(struct round *r, struct draft_bid *b, struct seat *s) {
+static void probe(struct round *r, struct draft_bid *b, struct seat *s, double lag_row_ns) {
     struct draft_probe *p = b->probe;
     double ns = round_ns(r), rate = score(r);
     if (p->wait == 0)
@@ -481,14 +497,15 @@ static void probe(struct round *r, struct draft_bid *b, struct seat *s) {
     if (p->n_idle < INT32_MAX) p->n_idle++;
     p->credit += PROBE_SHARE * ns / r->n_all;
     if (p->n_idle < p->wait || r->n_rows >= r->max_rows) return;
-    double catch_up = s->catch_up, was = s->earned[DRAFT_BY_MODEL][1];
-    s->catch_up = b->n_lag > 1 ? b->n_lag : 1; /* all of it is paid now */
+    double catch_up = s->catch_up, lag_ns = s->lag_ns, was = s->earned[DRAFT_BY_MODEL][1];
+    set_catch_up(s, b, 1, lag_row_ns); /* all of it is paid now */
     move(r, s, DRAFT_BY_MODEL, 1);
     double cost = round_ns(r) - ns - was / rate;
     bool once = p->n_idle >= LONG_IDLE && !p->spent;
     b->is_probe = p->wait == 1 || once || p->credit >= cost;
     if (!b->is_probe) move(r, s, DRAFT_BY_MODEL, 0);
     s->catch_up = catch_up;
+    s->lag_ns = lag_ns;
 }
 
 void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids, int n_other_rows,
@@ -505,12 +522,12 @@ void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids
     r.n_rows = 0;
     r.max_rows = max_rows < 0 ? 0 : max_rows > MOST_ROWS ? MOST_ROWS : max_rows;
     r.tokens = r.n_all;
-    r.draft_ns = r.draft_kv = r.catch_up = 0;
+    r.draft_ns = r.lag_ns = r.draft_kv = r.catch_up = 0;
     memset(r.n_at, 0, sizeof r.n_at);
     memset(r.kv_at, 0, sizeof r.kv_at);
     memset(r.pass_ns, 0, sizeof r.pass_ns);
     for (int i = 0; i < n_bids; i++) {
-        sit_down(&seat[i], &bid[i], r.max_rows);
+        sit_down(&seat[i], &bid[i], r.max_rows, c->lag_row_ns);
         kv += bid[i].target_kv > 0 ? bid[i].target_kv : bid[i].kv_tokens;
         if (seat[i].most[DRAFT_BY_MODEL] > 0) r.draft_kv += seat[i].kv;
         if (bid[i].forced >= 0) continue;
@@ -526,7 +543,7 @@ void draft_choose(const struct draft_costs *c, struct draft_bid *bid, int n_bids
         b->is_probe = false;
         if (b->forced < 0 && b->probe && seat[i].most[DRAFT_BY_MODEL] > 0) {
             be_patient(&r, b, &seat[i]);
-            if (seat[i].g == 0) probe(&r, b, &seat[i]);
+            if (seat[i].g == 0) probe(&r, b, &seat[i], c->lag_row_ns);
         }
         b->source = seat[i].source == DRAFT_BY_LOOKUP ? DRAFT_BY_LOOKUP : DRAFT_BY_MODEL;
         b->n_draft = seat[i].g;
@@ -571,6 +588,7 @@ void draft_learn(const struct draft_bid *bid, struct draft_rate *prior, int n_dr
     if (n > KERN_MAX_DRAFT) n = KERN_MAX_DRAFT;
     if (n <= 0) return;
     while (same < n && looked_up[same] == emitted[same]) same++;
+    bid->rate[DRAFT_BY_LOOKUP].proven |= same >= UNPROVEN;
     int idx = draft_rate_idx(DRAFT_BY_LOOKUP, bid->n_match);
     draft_rate_update(&bid->rate[idx], same < n ? same + 1 : n, same);
     if (prior) draft__rate_update(&prior[idx], DRAFT__KEEP_PRIOR, same < n ? same + 1 : n, same);

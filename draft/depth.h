@@ -29,14 +29,16 @@ struct draft_cost {
         double slow_n, slow_kv, slow_ns, slow_kv2, slow_kv_ns; /* slope: sums */
         uint32_t last;                                         /* n_observed at its newest pass */
     } at[DRAFT_COST_ROWS];
-    double speed; /* of the machine: factor on all levels */
+    double speed;    /* of the machine: factor on all levels */
+    double kv_share; /* what bytes say that a position adds to a pass of one row, as a share of one
+                        on an empty context: slopes are drawn to it; 0: nothing is known */
     /* Covariance of the logs of the levels and, last, of speed. */
     double cov[DRAFT_COST_ROWS + 1][DRAFT_COST_ROWS + 1];
     uint32_t n_observed;
     int newest;           /* grid row of the newest pass */
     int n_turned, n_cold; /* passes that will still feel another row count, and a prompt */
 };
-void draft_cost_init(struct draft_cost *c);
+void draft_cost_init(struct draft_cost *c, double kv_share);
 /* A pass of n_rows generated rows took ns. A pass that was held up moves nothing by more than 3 %;
  * twice as slow for good is believed within about 50 passes, also of the row counts that were not
  * seen meanwhile. Ignores what is no finite time of a nanosecond or more. */
@@ -73,6 +75,7 @@ struct draft_rate {
     float prior[KERN_MAX_DRAFT];                           /* what they are drawn to */
     float share[DRAFT_N_LEVELS], n_rounds; /* of proposals of which each token is right with the
                                               level's chance, sum 1; rounds that speak for them */
+    bool proven;           /* lookup's first: it was right at length in this request */
     float n_own, n_tokens; /* the model's, decayed: rounds that lookup left to it, used or not, and
                               tokens of all rounds */
 };
@@ -95,7 +98,10 @@ struct draft_probe {
     double worth;  /* running mean of what the model gains, 1: nothing; 0: not known */
 };
 
-enum { DRAFT_MAX_BIDS = 256 };
+enum {
+    DRAFT_MAX_BIDS = 256,
+    DRAFT_LONG_WAY = KERN_MAX_DRAFT + 1, /* a draft takes more rows than these as a prompt's */
+};
 
 /* One sequence of a round that may speculate. */
 struct draft_bid {
@@ -120,9 +126,14 @@ struct draft_bid {
 
 struct draft_costs {
     struct draft_cost target, draft;
+    double lag_row_ns; /* the draft's, of a row of a long way to catch up, which it takes as it
+                          takes a prompt; 0: not known */
     double fixed_ns; /* what each round takes whatever is chosen, beside both models' passes; 0: not
                         known */
 };
+
+/* A draft's pass of n_rows rows of a long way to catch up took ns. */
+void draft_costs_observe_lag(struct draft_costs *c, int n_rows, double ns);
 
 /* Choose n_draft and source of each bid so that predicted tokens per second of the whole round are
  * most. n_other_rows: generated rows of the pass besides the bids' pending ones, other_kv their

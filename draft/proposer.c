@@ -7,11 +7,12 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "draft/depth.h"
 #include "base/rng.h"
 #include "model/batch.h"
 #include "model/source.h"
 
-enum { SHORT_WAY = KERN_MAX_DRAFT + 1 }; /* rows of a catch-up that decode kernels serve */
+enum { SHORT_WAY = DRAFT_LONG_WAY }; /* rows of a catch-up that decode kernels serve */
 
 struct proposer {
     struct proposer_options o;

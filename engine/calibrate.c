@@ -8,7 +8,8 @@
 enum {
     REPEATS = 3,
     RECORD_REPEATS = 5, /* where the first two are spent on making a recording */
-    FAR_CONTEXT = 4096,
+    FAR_CONTEXT = 4096, /* or half of what will be served */
+    LAG_ROWS = 256,     /* of a draft's long way to catch up */
 };
 
 static const int rows_of_point[] = {1, 2, 3, 5, 8};
@@ -50,13 +51,13 @@ static int observe_target(struct engine *g, int seq, int context, int n, struct 
 
 void engine__observe_draft(void *arg, const struct proposer_pass *pass) {
     struct engine *g = arg;
-    if (!pass->prompt)
-        draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
+    if (pass->prompt) draft_costs_observe_lag(&g->passes, pass->n_rows, (double)pass->ns);
+    else draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
 }
 
 /* The draft's passes through its own front door: n rows to catch up on, then single ones. */
 static int run_draft(struct engine *g, int seq, int context, int n, struct err *e) {
-    static const int32_t token[FAR_CONTEXT + KERN_MAX_DRAFT];
+    static const int32_t token[FAR_CONTEXT + LAG_ROWS + KERN_MAX_DRAFT];
     const struct kern_ops *ops = g->kern->ops;
     struct kern_history history = engine__history(g);
     struct proposer_turn t = {
@@ -78,7 +79,7 @@ static int run_draft(struct engine *g, int seq, int context, int n, struct err *
     return rc ? rc : proposer_done(g->proposer, engine__observe_draft, g);
 }
 
-/* Short ways to catch up are of one row, or two after a round that was accepted whole. */
+/* Ways to catch up are of one row, or two after a round that was accepted whole, or long. */
 static int measure_draft(struct engine *g, int seq, int context, int n, struct err *e) {
     int rc = 0;
     for (int i = 0; i < (g->batch.pass.records ? REPEATS : 1) && !rc; i++) {
@@ -98,12 +99,14 @@ static int rows_of(const struct engine *g, int i, bool *draft) {
     int n_target = records ? g->sizes.o.max_draft_tokens + 1 : N_ROWS;
     *draft = i >= n_target;
     if (!*draft) return records ? i + 1 : rows_of_point[i];
-    return g->proposer && i - n_target < (records ? 2 : 1) ? i - n_target + 1 : 0;
+    int n_short = records ? 2 : 1, at = i - n_target;
+    if (!g->proposer || at > n_short) return 0;
+    return at < n_short ? at + 1 : LAG_ROWS;
 }
 
 static int measure(struct engine *g, int context, int n, bool draft, struct err *e) {
     int seq, n_hit, n_draft_hit, rc = 0;
-    struct kvpool_want want = {.n_tokens = context + KERN_MAX_DRAFT + 1, .with_draft = draft};
+    struct kvpool_want want = {.n_tokens = context + n + KERN_MAX_DRAFT + 1, .with_draft = draft};
     if (kvpool_seq_open(g->pool, &want, &seq, &n_hit, &n_draft_hit, NULL)) return 0;
     if (draft) {
         kvpool_seq_extend(g->pool, seq, KVPOOL_DRAFT, context);
@@ -117,22 +120,34 @@ static int measure(struct engine *g, int context, int n, bool draft, struct err 
     return rc;
 }
 
+/* The second context: far from the first, but with room for what is measured behind it. */
+static int far_context(const struct engine *g) {
+    int half = (g->sizes.o.context / 2 - LAG_ROWS - KERN_MAX_DRAFT) / KVPOOL_BLOCK * KVPOOL_BLOCK;
+    return half < FAR_CONTEXT ? half : FAR_CONTEXT;
+}
+
+/* Later on a point could push cached prefixes out of the pool; serving teaches the rest. */
+bool engine__is_calibrated(const struct engine *g) {
+    return !wanted(g) || g->is_calibrated || g->live.n_requests > 0;
+}
+
 bool engine__calibrate(struct engine *g) {
     struct err e = {0};
     bool draft;
-    /* Later on a point could push cached prefixes out of the pool; serving teaches the rest. */
-    if (!wanted(g) || g->is_calibrated || g->live.n_requests > 0) return false;
+    if (engine__is_calibrated(g)) return false;
     int n = rows_of(g, g->n_calibrated++, &draft);
-    int context = g->calibrates_far ? FAR_CONTEXT : KVPOOL_BLOCK;
+    int context = g->calibrates_far ? far_context(g) : KVPOOL_BLOCK;
     if (n == 0) {
         g->is_calibrated = g->calibrates_far;
         g->calibrates_far = true;
         g->n_calibrated = 0;
+        engine__stats_publish(g);
         return true;
     }
     if (context + KERN_MAX_DRAFT > g->sizes.o.context / 2) return true; /* not what it will serve */
-    if (draft && context + KERN_MAX_DRAFT > g->sizes.draft_context) return true;
-    if (n > g->batch.pass.caps.max_logits) return true;
+    if (g->calibrates_far && context < 8 * KVPOOL_BLOCK) return true;   /* nothing new */
+    if (draft && context + n + KERN_MAX_DRAFT > g->sizes.draft_context) return true;
+    if (n > (draft ? g->sizes.proposer.max_rows : g->batch.pass.caps.max_logits)) return true;
     int rc = measure(g, context, n, draft, &e);
     if (rc) engine__break(g, rc, &e);
     return true;

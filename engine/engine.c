@@ -76,6 +76,18 @@ static int check_target(const struct model_source *src, struct err *e) {
                      model_source_path(src), c->n_head, c->vocab);
 }
 
+/* What bytes say of contexts: K and V of a position beside the weights. */
+static void init_costs(struct engine *g) {
+    const struct engine_sizes *s = &g->sizes;
+    double target = 0, draft = 0;
+    for (int i = 0; i < s->n_groups; i++)
+        target += (double)kvpool_page_bytes(&s->pool.shape[s->group_class[i]]) / KVPOOL_BLOCK;
+    if (s->has_draft)
+        draft = (double)kvpool_page_bytes(&s->pool.shape[KVPOOL_DRAFT]) / KVPOOL_BLOCK;
+    draft_cost_init(&g->passes.target, target / (double)s->weight_bytes);
+    draft_cost_init(&g->passes.draft, s->has_draft ? draft / (double)s->draft.weight_bytes : 0);
+}
+
 static int open_memory(struct engine *g, struct err *e) {
     int rc = g->kern->ops->reserve(g->kern, g->sizes.pool.arena_bytes, &g->arena, e);
     if (rc) return err_prefix(e, rc, "KV pool");
@@ -84,8 +96,7 @@ static int open_memory(struct engine *g, struct err *e) {
     g->pool_tokens = kvpool_max_tokens(g->pool, false);
     rc = engine__prefill_open(g, e);
     if (rc) return rc;
-    draft_cost_init(&g->passes.target);
-    draft_cost_init(&g->passes.draft);
+    init_costs(g);
     draft_rates_init(g->prior, NULL);
     for (int i = g->sizes.o.max_seqs - 1; i >= 0; i--) g->free_slot[g->n_free_slots++] = i;
     return engine__batch_open(g, e);

@@ -485,6 +485,8 @@ void engine__drop_draft(struct engine *g, struct engine_request *r, enum engine_
 /* Measure one point of what passes cost, in an idle moment; false when all are known or nothing can
  * be measured (calibrate.c). */
 bool engine__calibrate(struct engine *g);
+/* Nothing is left to be measured. */
+bool engine__is_calibrated(const struct engine *g);
 /* Tell the table of what the draft's passes cost (arg: the engine); prompt rows are another kind.
  */
 void engine__observe_draft(void *arg, const struct proposer_pass *pass);

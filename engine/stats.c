@@ -25,6 +25,7 @@ void engine__stats_init(struct engine_stats *s) {
 
 void engine__stats_publish(struct engine *g) {
     g->live.n_running = g->n_running;
+    g->live.is_calibrated = engine__is_calibrated(g);
     g->live.n_paused = 0;
     for (int i = 0; i < g->n_running; i++)
         g->live.n_paused += atomic_load_explicit(&g->running[i]->paused, memory_order_relaxed);

@@ -25,9 +25,9 @@ struct crowd {
 
 /* A cost table that knows the machine exactly. */
 static void know(struct draft_costs *c, const struct draft_machine *m, int n_seqs, double kv) {
-    draft_cost_init(&c->target);
-    draft_cost_init(&c->draft);
-    c->fixed_ns = 0;
+    draft_cost_init(&c->target, 0);
+    draft_cost_init(&c->draft, 0);
+    c->fixed_ns = c->lag_row_ns = 0;
     for (int k = 0; k < 3; k++) {
         for (int rows = 1; rows <= 128; rows++)
             draft_cost_observe(&c->target, rows, kv, draft_machine_target_ns(m, rows, n_seqs, kv));
@@ -48,6 +48,7 @@ static void make_crowd(struct crowd *w, const struct draft_machine *m, int n, ui
     know(&w->costs, m, n + w->n_other, 100.0 * (n + w->n_other));
     for (int i = 0; i < n; i++) {
         draft_rates_init(w->rate[i], NULL);
+        w->rate[i][DRAFT_BY_LOOKUP].proven = true;
         for (int k = 0; k < DRAFT_N_SOURCES; k++) {
             uint32_t which = rng_u32(seed, 0, RNG_TEST, idx++) % 4;
             for (int j = 0; j < KERN_MAX_DRAFT; j++) w->rate[i][k].prior[j] = (float)level[which];
@@ -183,8 +184,8 @@ static void test_choice_limits(void) {
     /* Nothing known yet: the model drafts two or three. */
     struct draft_costs none = {0};
     struct draft_rate prior[DRAFT_N_SOURCES];
-    draft_cost_init(&none.target);
-    draft_cost_init(&none.draft);
+    draft_cost_init(&none.target, 0);
+    draft_cost_init(&none.draft, 0);
     draft_rates_init(prior, NULL);
     make_crowd(&w, &draft_machines[GPU], 1, 1);
     draft_rates_init(w.rate[0], prior);
@@ -219,7 +220,58 @@ static void test_choice_is_quick(void) {
     }
 }
 
+/* What is 3,000 rows behind pays for it in rounds to come: by rows of its own where nothing else is
+ * known, by a tenth of that where long ways were seen to be cheap; and not at all for a few tokens.
+ */
+static int length_behind(int n_lag, int n_left, double lag_row_ns) {
+    static struct crowd w;
+    make_crowd(&w, &draft_machines[CPU_MILD], 1, 3);
+    w.costs.lag_row_ns = lag_row_ns;
+    for (int j = 0; j < KERN_MAX_DRAFT; j++) w.rate[0][DRAFT_BY_MODEL].prior[j] = .85f;
+    w.bid[0].max_model = MOST_G;
+    w.bid[0].max_lookup = 0;
+    w.bid[0].n_lag = n_lag;
+    w.bid[0].n_left = n_left;
+    w.bid[0].probe = NULL;
+    draft_choose(&w.costs, w.bid, 1, 0, 0, 16);
+    return w.bid[0].n_draft;
+}
+
+static void test_choice_long_way(void) {
+    double row_ns = 0.1 * draft_machine_draft_ns(&draft_machines[CPU_MILD], 1, 0);
+    assert_true(length_behind(1, 256, row_ns) > 0);
+    assert_int_equal(length_behind(3000, 256, 0), 0);
+    assert_true(length_behind(3000, 256, row_ns / 8) > 0);
+    assert_int_equal(length_behind(3000, 8, row_ns / 8), 0);
+}
+
+/* Lookup that was never right at length in this request offers three tokens, one that was or that a
+ * setting asks for all it has. */
+static void test_choice_unproven_lookup(void) {
+    static struct crowd w;
+    for (int proven = 0; proven < 2; proven++)
+        for (int forced = -1; forced <= MOST_G; forced += MOST_G + 1) {
+            make_crowd(&w, &draft_machines[GPU], 1, 5);
+            draft_rates_init(w.rate[0], NULL);
+            w.rate[0][DRAFT_BY_LOOKUP].proven = proven;
+            w.bid[0].n_match = 20;
+            w.bid[0].max_model = 0;
+            w.bid[0].max_lookup = MOST_G;
+            w.bid[0].forced = forced;
+            draft_choose(&w.costs, w.bid, 1, 0, 0, 16);
+            assert_int_equal(w.bid[0].n_draft, proven || forced > 0 ? MOST_G : 3);
+        }
+    int32_t right[4] = {1, 2, 3, 4};
+    draft_rates_init(w.rate[0], NULL);
+    draft_learn(&w.bid[0], NULL, 0, 0, right, 4, right, 2);
+    assert_false(w.rate[0][DRAFT_BY_LOOKUP].proven);
+    draft_learn(&w.bid[0], NULL, 0, 0, right, 4, right, 3);
+    assert_true(w.rate[0][DRAFT_BY_LOOKUP].proven);
+}
+
 const struct test tests[] = {
+    {"choice_long_way", TEST_QUICK, 5000, test_choice_long_way},
+    {"choice_unproven_lookup", TEST_QUICK, 5000, test_choice_unproven_lookup},
     {"choice_of_many", TEST_QUICK, 20000, test_choice_of_many},
     {"choice_limits", TEST_QUICK, 20000, test_choice_limits},
     {"choice_is_quick", TEST_QUICK, 20000, test_choice_is_quick},

@@ -32,7 +32,7 @@ static void feed(struct draft_cost *c, int rows, double kv, double factor, uint3
 static void test_cost_learns(void) {
     struct draft_cost c;
     uint32_t idx = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     assert_near(draft_cost_predict(&c, 1, 0), 0, 0);
     assert_false(draft_cost_known(&c, 1, 0));
     draft_cost_observe(&c, 0, 0, 1e6);
@@ -62,7 +62,7 @@ static void test_cost_learns(void) {
 static void test_cost_context(void) {
     struct draft_cost c;
     uint32_t idx = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int i = 0; i < 600; i++) feed(&c, 1 + 2 * (i % 2), 100 + 1.5 * i, 1, &idx);
     for (int rows = 1; rows <= 3; rows += 2) {
         double got = draft_cost_predict(&c, rows, 7000) / cost_of(rows, 7000);
@@ -72,10 +72,28 @@ static void test_cost_context(void) {
     }
 }
 
+/* Seen on an empty context alone, passes of five rows are taken to grow with it as bytes say, and
+ * as passes of one row were seen to. */
+static void test_cost_context_by_bytes(void) {
+    struct draft_cost c;
+    draft_cost_init(&c, 1.0 / 4000);
+    for (int k = 0; k < 4; k++)
+        for (int rows = 1; rows <= 5; rows += 4) draft_cost_observe(&c, rows, 64, 1e6 * (5 + rows));
+    assert_in_range((int)(draft_cost_predict(&c, 1, 6464) / 1e4), 1350, 1700);
+    assert_in_range((int)(draft_cost_predict(&c, 5, 6464) / 1e4), 1900, 2700);
+    for (int k = 0; k < 100; k++) draft_cost_observe(&c, 1, 6464, 12e6);
+    assert_near(draft_cost_predict(&c, 1, 6464) / 12e6, 1, 0.05);
+    double growth = draft_cost_predict(&c, 5, 6464) / draft_cost_predict(&c, 1, 6464);
+    assert_true(growth > 1.25 && growth < 1.8);
+    draft_cost_init(&c, 0);
+    for (int k = 0; k < 4; k++) draft_cost_observe(&c, 5, 64, 1e7);
+    assert_near(draft_cost_predict(&c, 5, 6464) / 1e7, 1, 0.01);
+}
+
 static void test_cost_monotone(void) {
     for (uint64_t seed = 1; seed <= 200; seed++) {
         struct draft_cost c;
-        draft_cost_init(&c);
+        draft_cost_init(&c, 0);
         uint32_t idx = 0;
         int n = 1 + (int)(rng_u32(seed, 0, RNG_TEST, idx++) % 60);
         for (int i = 0; i < n; i++) {
@@ -104,7 +122,7 @@ static void test_cost_monotone(void) {
 static void test_cost_outliers_and_speed(void) {
     struct draft_cost c;
     uint32_t idx = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int i = 0; i < 200; i++) draft_cost_observe(&c, 1 + i % 4, 500, cost_of(1 + i % 4, 500));
     for (int rows = 1; rows <= 4; rows++) {
         draft_cost_observe(&c, rows, 500, 10 * cost_of(rows, 500));
@@ -129,7 +147,7 @@ static void test_cost_outliers_and_speed(void) {
 static void test_cost_cold_start(void) {
     struct draft_cost c;
     uint32_t idx = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int rows = 1; rows <= 3; rows++) draft_cost_observe(&c, rows, 10, 5 * cost_of(rows, 10));
     for (int i = 0; i < 6; i++) feed(&c, 1 + i % 3, 10, 1, &idx);
     for (int rows = 1; rows <= 3; rows++)
@@ -205,7 +223,7 @@ static void test_rate_classes(void) {
  * climb without end, and drafting looked dear for good.) */
 static void test_cost_skewed_noise(void) {
     struct draft_cost c;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int i = 0; i < 60; i++) {
         draft_cost_observe(&c, 1, 100, 2e6);
         draft_cost_observe(&c, 5, 100, 5e6);
@@ -228,7 +246,7 @@ static void test_cost_shared_machine(void) {
     double drift = 0, sum5 = 0, sum9 = 0, worst = 0;
     uint32_t idx = 0;
     int n = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int turn = 0; turn < 10; turn++)
         for (int way = 0; way < 8; way++)
             for (int k = 0; k < 190; k++, idx++) {
@@ -270,7 +288,7 @@ static double off_beside_one(const struct draft_cost *c, int rows) {
 static void test_cost_behind_prompts(void) {
     struct draft_cost c;
     uint32_t idx = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int turn = 0; turn < 3; turn++)
         for (int rows = 1; rows <= 9; rows++) {
             draft_cost_disturb(&c);
@@ -296,7 +314,7 @@ static void test_cost_among_others(void) {
     uint32_t idx = 0;
     int before = 1;
     double worst = 0;
-    draft_cost_init(&c);
+    draft_cost_init(&c, 0);
     for (int i = 0; i < 3000; i++) {
         int rows = i < 100 ? 1 : i < 200 ? 9 : i % 6 < 4 ? 1 : 9;
         double part = (before > rows ? 0.4 : 0.15) * log(steady[before - 1] / steady[rows - 1]);
@@ -312,6 +330,7 @@ static void test_cost_among_others(void) {
 const struct test tests[] = {
     {"cost_learns", TEST_QUICK, 20000, test_cost_learns},
     {"cost_context", TEST_QUICK, 20000, test_cost_context},
+    {"cost_context_by_bytes", TEST_QUICK, 5000, test_cost_context_by_bytes},
     {"cost_monotone", TEST_QUICK, 20000, test_cost_monotone},
     {"cost_outliers_and_speed", TEST_QUICK, 20000, test_cost_outliers_and_speed},
     {"cost_skewed_noise", TEST_QUICK, 10000, test_cost_skewed_noise},

@@ -130,9 +130,9 @@ struct learned {
 };
 
 static void learned_init(struct learned *s) {
-    draft_cost_init(&s->costs.target);
-    draft_cost_init(&s->costs.draft);
-    s->costs.fixed_ns = 0;
+    draft_cost_init(&s->costs.target, 0);
+    draft_cost_init(&s->costs.draft, 0);
+    s->costs.fixed_ns = s->costs.lag_row_ns = 0;
     draft_rates_init(s->prior, NULL);
 }
 
