@@ -143,6 +143,17 @@ def test_wrong_starts(tandem, server):
     check(rc == 0 and "--drain-timeout" in out and not err, (rc, err))
 
 
+def test_resident(tandem, server):
+    """After all that was asked: resident memory is at most weights, pool and 100 MB."""
+    c = Client(server.path)
+    memory = c.call("memory")
+    lines = {line["name"]: line["bytes"] for line in memory["plan"]["lines"]}
+    most = lines["target weights"] + lines["KV pool"] + 100_000_000
+    check(lines["target weights"] < memory["resident_bytes"] <= most,
+          (memory["resident_bytes"], most))
+    c.close()
+
+
 def test_drain(tandem, server):
     c = Client(server.path, timeout=120)
     n = 0
@@ -158,7 +169,8 @@ def test_drain(tandem, server):
 
 
 TESTS = [test_start_lines, test_chat_command, test_tcp_and_token, test_second_turn_is_cached,
-         test_alone_or_among_others, test_too_long, test_wrong_starts, test_drain]
+         test_alone_or_among_others, test_too_long, test_wrong_starts, test_resident,
+         test_drain]
 
 
 def main():
