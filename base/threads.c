@@ -177,8 +177,8 @@ void threads_run(struct threads *t, threads_fn *fn, void *arg) {
     }
     fn(arg, 0, t->n);
     note_ahead(&t->workers[0]);
-    for (int i = 0; atomic_load_explicit(&t->n_done, memory_order_acquire) < t->n - 1;) {
-        i += wait_a_little(&t->workers[0]);
+    for (int i = 0; atomic_load_explicit(&t->n_done, memory_order_acquire) < t->n - 1; i++) {
+        wait_a_little(&t->workers[0]);
         /* More threads than cores: let the worker that we wait for run. */
         if (i >= YIELD_ROUNDS) sched_yield();
     }

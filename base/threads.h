@@ -40,7 +40,8 @@ bool threads_take(struct threads *t, int which, int idx, int *begin, int *end, i
 
 /* Called before threads_run: from the end of that job on, threads that wait for others or for the
  * next job fetch towards their second caches what threads_split would give them of n pieces of
- * `bytes` at `base`, from the beginning, as far as such a cache holds it. */
+ * `bytes` at `base`, from the beginning, as far as such a cache holds it. The same base again
+ * changes nothing. */
 void threads_ahead(struct threads *t, const void *base, int n, size_t bytes);
 
 void threads_close(struct threads *t);

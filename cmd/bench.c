@@ -24,7 +24,6 @@ enum {
     MAX_POINTS = GRID_MAX_LIST,
     MAX_BATCH = ENGINE_MAX_SEQS,
     GRID_KEEP_BLOCKS = 32,
-    MOST_CALIBRATION_MS = 20000,
     GRID_REPEATS = 5,
     SPEC_REPEATS = 7
 };
@@ -352,11 +351,9 @@ static int run(struct engine *g, const struct bench_args *a, struct err *e) {
  * would show rounds chosen blindly, and times measured beside its own tokenizer. */
 static void wait_calibrated(struct engine *g) {
     const struct timespec pause = {.tv_nsec = 2000000};
-    int64_t start_ns = clock_ns();
-    for (struct engine_stats s; clock_ms_since(start_ns) < MOST_CALIBRATION_MS;) {
+    for (struct engine_stats s;; nanosleep(&pause, NULL)) {
         engine_get_stats(g, &s);
         if (s.is_calibrated || engine_failed(g, NULL)) return;
-        nanosleep(&pause, NULL);
     }
 }
 
@@ -420,8 +417,8 @@ int cmd_bench(int argc, char **argv) {
     struct err e = {0};
     struct engine *g;
     rc = cmd_open_engine(&g, &f.o, &e);
-    if (!rc) wait_calibrated(g);
     if (rc) return cmd_fail(&e);
+    wait_calibrated(g);
     rc = run(g, &a, &e);
     engine_close(g);
     return rc ? cmd_fail(&e) : 0;

@@ -64,8 +64,7 @@ enum {
     PROMPT_PASSES = 12,
     STALE = 64,       /* passes, after which a row count is seen again */
     WELL_KNOWN = 120, /* passes of it, after which it may stay away for longer */
-    BRACKET = 2,    /* rows; between neighbours so near what was never seen is known well enough */
-    LAG_LEAST = 64, /* rows of a draft's long way of which a pass tells what a row costs */
+    LAG_LEAST = 64,   /* rows of a draft's long way of which a pass tells what a row costs */
 };
 
 static const int grid[DRAFT_COST_ROWS] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  12,  14,  16,

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "draft/depth.h"
 #include "base/rng.h"
+#include "draft/depth.h"
 #include "model/batch.h"
 #include "model/source.h"
 
@@ -266,7 +266,7 @@ static void add_rows(struct run *r, struct proposer_turn *t, bool wants_logits) 
         ((struct kern_drawing *)p->drawing.host)[place].hole = hole_end - 1;
     }
     p->numbers[0].n_rows += n;
-    p->numbers[0].prompt |= n > SHORT_WAY;
+    if (n > SHORT_WAY) p->numbers[0].n_prompt += n;
     t->n_kv += n;
     p->numbers[0].kv_tokens += t->n_kv;
     for (int i = 1; i <= more; i++) {

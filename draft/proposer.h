@@ -72,7 +72,7 @@ struct proposer_turn {
 /* Numbers of one pass, for the cost table. */
 struct proposer_pass {
     int n_rows;
-    bool prompt;      /* some rows were of the prompt class: a longer way to catch up */
+    int n_prompt;     /* of n_rows, those of the prompt class: longer ways to catch up */
     double kv_tokens; /* positions read, summed over sequences */
     int64_t ns;       /* of the device; 0: not known */
 };

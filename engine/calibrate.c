@@ -51,8 +51,10 @@ static int observe_target(struct engine *g, int seq, int context, int n, struct 
 
 void engine__observe_draft(void *arg, const struct proposer_pass *pass) {
     struct engine *g = arg;
-    if (pass->prompt) draft_costs_observe_lag(&g->passes, pass->n_rows, (double)pass->ns);
-    else draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
+    if (pass->n_prompt == pass->n_rows)
+        draft_costs_observe_lag(&g->passes, pass->n_rows, (double)pass->ns);
+    else if (pass->n_prompt == 0)
+        draft_cost_observe(&g->passes.draft, pass->n_rows, pass->kv_tokens, (double)pass->ns);
 }
 
 /* The draft's passes through its own front door: n rows to catch up on, then single ones. */
@@ -81,8 +83,9 @@ static int run_draft(struct engine *g, int seq, int context, int n, struct err *
 
 /* Ways to catch up are of one row, or two after a round that was accepted whole, or long. */
 static int measure_draft(struct engine *g, int seq, int context, int n, struct err *e) {
-    int rc = 0;
-    for (int i = 0; i < (g->batch.pass.records ? REPEATS : 1) && !rc; i++) {
+    int rc = 0, repeats = g->batch.pass.records ? REPEATS : n == LAG_ROWS ? 2 : 1;
+    for (int i = 0; i < repeats && !rc; i++) {
+        if (n == LAG_ROWS && i == 1) g->passes.lag_row_ns = 0; /* the first one warms up */
         rc = run_draft(g, seq, context, n, e);
         kvpool_seq_truncate(g->pool, seq, KVPOOL_DRAFT, context);
     }
@@ -121,9 +124,11 @@ static int measure(struct engine *g, int context, int n, bool draft, struct err 
 }
 
 /* The second context: far from the first, but with room for what is measured behind it. */
-static int far_context(const struct engine *g) {
-    int half = (g->sizes.o.context / 2 - LAG_ROWS - KERN_MAX_DRAFT) / KVPOOL_BLOCK * KVPOOL_BLOCK;
-    return half < FAR_CONTEXT ? half : FAR_CONTEXT;
+static int far_context(const struct engine *g, bool draft) {
+    int most = g->sizes.o.context / 2;
+    if (draft && g->sizes.draft_context < most) most = g->sizes.draft_context;
+    most = (most - LAG_ROWS - KERN_MAX_DRAFT) / KVPOOL_BLOCK * KVPOOL_BLOCK;
+    return most < FAR_CONTEXT ? most : FAR_CONTEXT;
 }
 
 /* Later on a point could push cached prefixes out of the pool; serving teaches the rest. */
@@ -136,12 +141,11 @@ bool engine__calibrate(struct engine *g) {
     bool draft;
     if (engine__is_calibrated(g)) return false;
     int n = rows_of(g, g->n_calibrated++, &draft);
-    int context = g->calibrates_far ? far_context(g) : KVPOOL_BLOCK;
+    int context = g->calibrates_far ? far_context(g, draft) : KVPOOL_BLOCK;
     if (n == 0) {
         g->is_calibrated = g->calibrates_far;
         g->calibrates_far = true;
         g->n_calibrated = 0;
-        engine__stats_publish(g);
         return true;
     }
     if (context + KERN_MAX_DRAFT > g->sizes.o.context / 2) return true; /* not what it will serve */

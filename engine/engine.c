@@ -76,7 +76,9 @@ static int check_target(const struct model_source *src, struct err *e) {
                      model_source_path(src), c->n_head, c->vocab);
 }
 
-/* What bytes say of contexts: K and V of a position beside the weights. */
+/* What bytes say of contexts: K and V of a position beside the weights. All of them, though a pass
+ * reads of an embedding's table only its rows, and a borrowed head is not among them: it is where
+ * learning begins. */
 static void init_costs(struct engine *g) {
     const struct engine_sizes *s = &g->sizes;
     double target = 0, draft = 0;

@@ -277,8 +277,7 @@ struct engine_answer_kv {
 
 struct engine_stats {
     int n_running, n_waiting, n_paused;
-    bool
-        is_calibrated; /* start's measurements of what passes cost are done, or nobody wants them */
+    bool is_calibrated; /* what passes cost was measured after start, or nobody wants that */
     uint64_t n_requests, n_finished[6]; /* by enum engine_finish */
     uint64_t n_prompt_tokens, n_generated_tokens, n_cached_prompt_tokens;
     uint64_t n_steps, n_rows;

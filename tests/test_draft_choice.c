@@ -220,9 +220,8 @@ static void test_choice_is_quick(void) {
     }
 }
 
-/* What is 3,000 rows behind pays for it in rounds to come: by rows of its own where nothing else is
- * known, by a tenth of that where long ways were seen to be cheap; and not at all for a few tokens.
- */
+/* What is 3,000 rows behind pays for it in rounds to come: too much where a row is priced as a
+ * generated one, little where long ways were seen to be cheap; and too much for a few tokens. */
 static int length_behind(int n_lag, int n_left, double lag_row_ns) {
     static struct crowd w;
     make_crowd(&w, &draft_machines[CPU_MILD], 1, 3);
@@ -238,11 +237,11 @@ static int length_behind(int n_lag, int n_left, double lag_row_ns) {
 }
 
 static void test_choice_long_way(void) {
-    double row_ns = 0.1 * draft_machine_draft_ns(&draft_machines[CPU_MILD], 1, 0);
-    assert_true(length_behind(1, 256, row_ns) > 0);
+    double cheap_ns = draft_machine_draft_ns(&draft_machines[CPU_MILD], 1, 0) / 80;
+    assert_true(length_behind(1, 256, cheap_ns) > 0);
     assert_int_equal(length_behind(3000, 256, 0), 0);
-    assert_true(length_behind(3000, 256, row_ns / 8) > 0);
-    assert_int_equal(length_behind(3000, 8, row_ns / 8), 0);
+    assert_true(length_behind(3000, 256, cheap_ns) > 0);
+    assert_int_equal(length_behind(3000, 8, cheap_ns), 0);
 }
 
 /* Lookup that was never right at length in this request offers three tokens, one that was or that a

@@ -156,6 +156,9 @@ static void test_engine_device_calibrates(void) {
         usleep(100000);
         if (clock_ms_since(start) > 30000) fail_msg("calibration does not end");
     }
+    struct engine_stats stats;
+    engine_get_stats(g, &stats);
+    assert_true(stats.is_calibrated);
     tiny_prompt(1, prompt, 64);
     tiny_submit_options(&s, prompt, 64);
     s.params.max_tokens = 100;

@@ -31,6 +31,7 @@
 #include "base/err.h"
 #include "base/file.h"
 #include "model/gguf.h"
+#include "model/model_private.h"
 #include "tests/runner.h"
 
 #define TOLERANCE 1e-4
@@ -126,6 +127,19 @@ struct way {
 static const struct way reference_prompt = {KERN_REFERENCE, NULL, true, 50, 0};
 static const struct way reference_generated = {KERN_REFERENCE, NULL, false, 4, 1};
 
+/* A matrix names the one whose product follows it in a pass; behind the head, the next pass. */
+static void check_chain(const struct model *m) {
+    const struct kern_weight *at = m->head.next;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        const struct model_layer *l = &m->layers[i];
+        const struct model_linear *of[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
+        for (int k = 0; k < 4; k++)
+            for (int part = 0; part < of[k]->n_parts; part++, at = at->next)
+                assert_ptr_equal(at, &of[k]->part[part]);
+    }
+    assert_ptr_equal(at, &m->head);
+}
+
 /* [n_ids][vocab], the caller's. */
 static float *logits_of(const char *path, const struct golden *g, struct way w) {
     struct runner_options o = {.path = path,
@@ -139,6 +153,7 @@ static float *logits_of(const char *path, const struct golden *g, struct way w) 
                                .select_layer = w.select_layer};
     struct runner *r = runner_open(&o);
     assert_int_equal(runner_config(r)->vocab, g->vocab);
+    check_chain(runner_model(r));
     float *z = malloc((size_t)g->n_ids * (size_t)g->vocab * sizeof *z);
     assert_non_null(z);
     for (int at = 0; at < g->n_ids; at += w.chunk) {

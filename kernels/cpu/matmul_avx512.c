@@ -7,14 +7,16 @@
  * unpacked weights, up to 12 in registers: a row costs 8 VPDPBUSD, which take their activations
  * from memory (broadcast), and 2 or 3 float operations for 512 products.
  *
- * Measured where memory reads 15 to 19 GB/s, whole passes against fetching 8 KiB ahead to the first
- * cache at once and even parts for the threads, 1 and 5 rows: fetching in two steps .80 to .92 and
- * .86 to .96; parts of which a faster thread may take, .98 and .96; all eight row counts are then
- * within 1.19 to 1.27 of the bound (bench/results/cpu-products.csv). Tried and dropped: AMX int8
- * tiles for 6 to 8 rows (.77 to .9 of this from cache on a quiet host, 1.05 to 1.18 of it here:
- * half the float units stand still while tiles are in use, and a neighbour on the core may use them
- * too); fetching every second line, or past all caches (1.35, 1.7); reading on into the next
- * product's weights (.985). */
+ * Measured where memory reads 13 to 19 GB/s, whole passes, 1 and 5 rows: fetching in two steps
+ * takes .80 to .92 and .86 to .96 of what fetching 8 KiB ahead to the first cache at once does;
+ * parts of which a faster thread may take, .98 and .92 of even ones. With both the worst of eight
+ * row counts stood at 1.19 to 1.42 of the bound, by the quarter of an hour
+ * (bench/results/cpu-products.csv). Tried and dropped: AMX int8 tiles for 6 to 8 rows (.77 to .9 of
+ * this from cache on a quiet host, 1.04 to 1.18 of it here: half the float units stand still while
+ * tiles are in use, and a neighbour on the core may use them too); fetching every second line, or
+ * past all caches (1.35, 1.7); threads that still work reading on into the next product's weights
+ * (.985; those that wait do: threads.h).
+ */
 
 #if defined(__x86_64__)
 #include "kernels/cpu/matmul_avx512.h"
@@ -22,7 +24,8 @@
 enum {
     /* Bytes of values that are fetched before their turn: to the second cache, from there to the
      * first. Not at once to the first: what is on its way there holds one of 16 buffers for as long
-     * as memory takes, and 8 KiB of it push out the activations. */
+     * as memory takes, and 8 KiB of it push out the activations. The second step runs on into the
+     * panel's scales: a cursor that does not was no faster. */
     AHEAD_BYTES = 8192,
     NEAR_BYTES = 2048,
     TWO_CHAINS = 3, /* rows whose sums are cut in two */
@@ -211,7 +214,7 @@ static void quant_matmul(int n, const struct kern_weight *w, const struct mm_act
         j.values = (const uint8_t *)w->data + (size_t)p * panel_bytes;
         j.scales = j.values + scales;
         int ahead_panels = ahead_units / units, ahead = ahead_units % units;
-        /* What lies behind this thread's last panel is not for it to fetch. */
+        /* What lies behind this thread's part is not for it to fetch. */
         if (p + ahead_panels >= goes_on) ahead_panels = ahead = 0;
         j.ahead_values =
             j.values + (size_t)ahead_panels * panel_bytes + (size_t)ahead * value_bytes;

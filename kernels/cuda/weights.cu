@@ -155,7 +155,7 @@ int kern_cuda_weight_pack(struct kern *k, struct kern_weight *out, void *dst, en
     if (bytes == 0)
         return err_raise(e, E_UNSUPPORTED, "the CUDA backend has no product with %s [%d][%d]",
                          kern_dtype_name(t), rows, cols);
-    *out = kern_weight{dst, t == KERN_F32 ? KERN_F16 : t, rows, cols, bytes};
+    *out = kern_weight{dst, t == KERN_F32 ? KERN_F16 : t, rows, cols, bytes, NULL};
     int rc = 0, added = (rows + 15) / 16 * 16 - rows;
     if (!quant_is(t) && added > 0) {
         size_t stride = (size_t)plain_stride(cols) * 2;
