@@ -32,7 +32,7 @@
  *
  * Lookup's rates begin with what is usual in texts that repeat themselves. A long prompt of prose
  * has many matches and none that goes on, and a pass of nine rows behind it takes three times one
- * row's: until lookup was right three times over in this request, it proposes no more than three.
+ * row's: until lookup was right three times over in this request, it proposes no more than two.
  */
 #include "draft/depth.h"
 
@@ -45,7 +45,8 @@ enum {
     FIRST_WAIT = 4,
     MOST_WAIT = 64,
     LONG_IDLE = 512,
-    UNPROVEN = 3,       /* most that lookup proposes before it was right so often at a stretch */
+    UNPROVEN = 2, /* most that lookup proposes before it was right PROOF times at a stretch */
+    PROOF = 3,
     FEW_SEATS = 8,      /* so many get every cap of the draft's passes and exchanges */
     MOST_HORIZON = 256, /* tokens */
     MOST_ROWS = DRAFT_MAX_BIDS * KERN_MAX_DRAFT,
@@ -588,7 +589,7 @@ void draft_learn(const struct draft_bid *bid, struct draft_rate *prior, int n_dr
     if (n > KERN_MAX_DRAFT) n = KERN_MAX_DRAFT;
     if (n <= 0) return;
     while (same < n && looked_up[same] == emitted[same]) same++;
-    bid->rate[DRAFT_BY_LOOKUP].proven |= same >= UNPROVEN;
+    bid->rate[DRAFT_BY_LOOKUP].proven |= same >= PROOF;
     int idx = draft_rate_idx(DRAFT_BY_LOOKUP, bid->n_match);
     draft_rate_update(&bid->rate[idx], same < n ? same + 1 : n, same);
     if (prior) draft__rate_update(&prior[idx], DRAFT__KEEP_PRIOR, same < n ? same + 1 : n, same);

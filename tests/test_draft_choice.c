@@ -244,7 +244,7 @@ static void test_choice_long_way(void) {
     assert_int_equal(length_behind(3000, 8, cheap_ns), 0);
 }
 
-/* Lookup that was never right at length in this request offers three tokens, one that was or that a
+/* Lookup that was never right at length in this request offers two tokens, one that was or that a
  * setting asks for all it has. */
 static void test_choice_unproven_lookup(void) {
     static struct crowd w;
@@ -258,7 +258,7 @@ static void test_choice_unproven_lookup(void) {
             w.bid[0].max_lookup = MOST_G;
             w.bid[0].forced = forced;
             draft_choose(&w.costs, w.bid, 1, 0, 0, 16);
-            assert_int_equal(w.bid[0].n_draft, proven || forced > 0 ? MOST_G : 3);
+            assert_int_equal(w.bid[0].n_draft, proven || forced > 0 ? MOST_G : 2);
         }
     int32_t right[4] = {1, 2, 3, 4};
     draft_rates_init(w.rate[0], NULL);
