@@ -112,23 +112,22 @@ struct shared_slope {
 };
 
 static struct shared_slope fit_shared(const struct draft_cost *c) {
-    double w0 = 0, w1 = 0, w2 = 0, p0 = 0, p1 = 0, ns = 0, kv = 0;
+    double w0 = 0, w1 = 0, w2 = 0, p0 = 0, p1 = 0;
+    const struct draft_cost_point *first = NULL; /* that tells of slopes, or else that is known */
     for (int i = 0; i < DRAFT_COST_ROWS; i++) {
         double w, p, more = grid[i] - 1;
         evidence(&c->at[i], &w, &p);
-        if (c->at[i].ns > 0 && (ns == 0 || (w > 0 && w0 == 0))) {
-            ns = c->at[i].ns;
-            kv = c->at[i].kv;
-        }
+        if (c->at[i].ns > 0 && (!first || (w > 0 && w0 == 0))) first = &c->at[i];
         w0 += w;
         w1 += w * more;
         w2 += w * more * more;
         p0 += p;
         p1 += p * more;
     }
-    if (ns == 0) return (struct shared_slope){0, 0};
-    double ridge = PASS_NOISE * fmax(SLOPE_SPAN, c->kv_share > 0 ? 2 / c->kv_share : 0) / ns;
-    double alpha = c->kv_share * ns / (1 + c->kv_share * kv), beta = GUESS_ROW * alpha;
+    if (!first) return (struct shared_slope){0, 0};
+    double ridge = PASS_NOISE * fmax(SLOPE_SPAN, c->kv_share > 0 ? 2 / c->kv_share : 0) / first->ns;
+    double alpha = c->kv_share * first->ns / (1 + c->kv_share * first->kv),
+           beta = GUESS_ROW * alpha;
     w0 += ridge * ridge;
     w2 += ridge * ridge;
     p0 += ridge * ridge * alpha;

@@ -114,8 +114,10 @@ static void move(struct round *r, struct seat *s, int source, int g) {
     for (int pass = was < is ? was : is; pass < (was < is ? is : was); pass++) {
         r->n_at[pass] += step;
         r->kv_at[pass] += step * s->kv;
-        if (pass == 0) r->catch_up += step * s->catch_up;
-        if (pass == 0) r->lag_ns += step * s->lag_ns;
+        if (pass == 0) {
+            r->catch_up += step * s->catch_up;
+            r->lag_ns += step * s->lag_ns;
+        }
         price_pass(r, pass);
     }
     r->n_rows += g - s->g;

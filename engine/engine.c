@@ -84,10 +84,11 @@ static void init_costs(struct engine *g) {
     double target = 0, draft = 0;
     for (int i = 0; i < s->n_groups; i++)
         target += (double)kvpool_page_bytes(&s->pool.shape[s->group_class[i]]) / KVPOOL_BLOCK;
-    if (s->has_draft)
-        draft = (double)kvpool_page_bytes(&s->pool.shape[KVPOOL_DRAFT]) / KVPOOL_BLOCK;
     draft_cost_init(&g->passes.target, target / (double)s->weight_bytes);
-    draft_cost_init(&g->passes.draft, s->has_draft ? draft / (double)s->draft.weight_bytes : 0);
+    if (s->has_draft)
+        draft = (double)kvpool_page_bytes(&s->pool.shape[KVPOOL_DRAFT]) / KVPOOL_BLOCK /
+                (double)s->draft.weight_bytes;
+    draft_cost_init(&g->passes.draft, draft);
 }
 
 static int open_memory(struct engine *g, struct err *e) {

@@ -98,6 +98,16 @@ static double value(const json_t *o, const char *key) {
     return json_number_value(v);
 }
 
+/* What `words`, which must ask for --json a.json, write there; the caller's. */
+static json_t *eval_json(const char *words) {
+    if (eval(words) != 0) fail_msg("%s", said);
+    char *text = read_all("a.json");
+    json_t *j = json_loads(text, 0, NULL);
+    assert_non_null(j);
+    free(text);
+    return j;
+}
+
 static void check_needles(json_t *j, int n_prompts) {
     json_t *needles = json_object_get(j, "needles"), *all = column(needles, "observed 1"), *g;
     size_t i;
@@ -270,9 +280,8 @@ static void test_eval_run_exact(void) {
              "--lengths 640,900 --needles 5 --texts 0 --kinds single --answer-tokens 4 "
              "--selectors recent --keep-blocks 6 --exact 4 --exact-tokens 12 --json %s",
              in_folder("a.json"));
-    if (eval(words) != 0) fail_msg("%s", said);
-    char *text = read_all("a.json"), *tables = read_all("tables");
-    json_t *j = json_loads(text, 0, NULL), *x = json_object_get(j, "exact");
+    json_t *j = eval_json(words), *x = json_object_get(j, "exact");
+    char *tables = read_all("tables");
     assert_int_equal(value(x, "prompts"), 10);
     assert_int_equal(value(x, "equal"), 10);
     assert_int_equal(value(x, "sparse"), 10);
@@ -282,7 +291,6 @@ static void test_eval_run_exact(void) {
     assert_true(value(x, "accepted") <= value(x, "provisional"));
     assert_non_null(strstr(tables, "10 of 10 equal the dense ones"));
     json_decref(j);
-    free(text);
     free(tables);
     remove_folder();
 }
@@ -300,9 +308,8 @@ static void test_eval_run_tasks(void) {
     fclose(f);
     snprintf(words, sizeof words, "--longbench %s --task-tokens 8 --keep-blocks 4 --json %s",
              in_folder("in"), in_folder("a.json"));
-    if (eval(words) != 0) fail_msg("%s", said);
-    char *text = read_all("a.json"), *tables = read_all("tables");
-    json_t *j = json_loads(text, 0, NULL), *tasks = json_object_get(j, "tasks");
+    json_t *j = eval_json(words), *tasks = json_object_get(j, "tasks");
+    char *tables = read_all("tables");
     assert_int_equal(value(tasks, "prompts"), 2);
     assert_int_equal(value(tasks, "cut"), 1);
     assert_int_equal(json_array_size(json_object_get(tasks, "datasets")), 2);
@@ -310,7 +317,6 @@ static void test_eval_run_tasks(void) {
     assert_null(strstr(tables, "nan")); /* one task of each file: no spread is a dash */
     assert_non_null(strstr(tables, "[     -,      -]"));
     json_decref(j);
-    free(text);
     free(tables);
     /* A bad line is named before the work begins, needles or not; a file of nothing, too. */
     write_in("{\"context\": \"\", \"input\": \"\", \"answers\": [\"a\"]}\n{\n");
@@ -337,15 +343,12 @@ static void test_eval_run_one_deep_layer(void) {
              "--select-layer 2 --lengths 640 --needles 0 --texts 1 --following 64 --selectors "
              "observed --keep-blocks 6 --lists layer,head --json %s",
              in_folder("a.json"));
-    if (eval(words) != 0) fail_msg("%s", said);
-    char *text = read_all("a.json");
-    json_t *j = json_loads(text, 0, NULL), *found = json_object_get(j, "text");
+    json_t *j = eval_json(words), *found = json_object_get(j, "text");
     json_t *one = column(found, "observed 6"), *layer = column(found, "observed 6 by layer");
     static const char *const same[] = {"mass", "recall", "mean"};
     for (int i = 0; i < 3; i++) assert_true(value(one, same[i]) == value(layer, same[i]));
     assert_true(value(column(found, "observed 6 by head"), "mass") > value(one, "mass"));
     json_decref(j);
-    free(text);
     remove_folder();
 }
 
@@ -356,16 +359,13 @@ static void test_eval_run_calibrates(void) {
              "--lengths 640,1280 --needles 2 --texts 1 --following 64 --kinds single "
              "--selectors recent --keep-blocks 8,6,4 --calibrate recent --json %s",
              in_folder("a.json"));
-    if (eval(words) != 0) fail_msg("%s", said);
-    char *text = read_all("a.json");
-    json_t *j = json_loads(text, 0, NULL);
+    json_t *j = eval_json(words);
     json_t *points = json_object_get(json_object_get(j, "curve"), "points");
     assert_int_equal(json_array_size(points), 2);
     double a = value(json_array_get(points, 0), "keep"),
            b = value(json_array_get(points, 1), "keep");
     assert_true(a > 0 && a <= 1 && b > 0 && b <= 1 && b * 1280 >= a * 640 - 1e-6);
     json_decref(j);
-    free(text);
     remove_folder();
 }
 
@@ -412,15 +412,12 @@ static void test_eval_run_scorer(void) {
              "--selectors scorer,recent --keep-blocks 8,6 --again --calibrate scorer --within 100 "
              "--within-loss 10 --calibrate-into %s --json %s",
              in_folder("in"), in_folder("in"), in_folder("a.json"));
-    if (eval(words) != 0) fail_msg("%s", said);
-    char *text = read_all("a.json");
-    json_t *j = json_loads(text, 0, NULL), *found = json_object_get(j, "text");
+    json_t *j = eval_json(words), *found = json_object_get(j, "text");
     assert_true(value(column(found, "scorer:in 6"), "mass") > 0);
     assert_true(value(column(found, "scorer:in 6"), "mean") !=
                 value(column(found, "recent 6"), "mean"));
     assert_non_null(column(json_object_get(j, "needles"), "scorer:in 8 again"));
     json_decref(j);
-    free(text);
     struct target_scorer_file *f;
     assert_ok(target_scorer_read(&f, in_folder("in"), &e), e);
     assert_int_equal(f->curve.n,

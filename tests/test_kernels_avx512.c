@@ -140,7 +140,7 @@ static float *product(const struct cpu_matmul_isa *isa, bool amx, enum cpu_class
     for (size_t i = 0; i < (size_t)n * (size_t)stride; i++) out[i] = SENTINEL;
     struct product_job j = {isa, &c, cls, n, &m->w, act, (float *)(void *)out, stride, NULL};
     j.scratch = zeroed((size_t)n_threads * SCRATCH);
-    threads_deal(team, cls, (m->w.rows + isa->panel_rows - 1) / isa->panel_rows);
+    threads_deal(team, cls, cpu_n_panels(isa, &m->w));
     threads_run(team, product_share, &j);
     threads_close(team);
     float *packed = zeroed((size_t)n * (size_t)m->w.rows * 4);

@@ -42,6 +42,10 @@ struct cpu_matmul_isa {
                    const void *act, float *out, int out_stride, int out_offset, void *scratch,
                    int idx, int n_threads);
 };
+/* Panels of a packed matrix. */
+static inline int cpu_n_panels(const struct cpu_matmul_isa *isa, const struct kern_weight *w) {
+    return (w->rows + isa->panel_rows - 1) / isa->panel_rows;
+}
 extern const struct cpu_matmul_isa cpu_matmul_reference, cpu_matmul_plain, cpu_matmul_avx2,
     cpu_matmul_avxvnni, cpu_matmul_avx512;
 

@@ -402,34 +402,38 @@ static void act_row(const struct cpu_ctx *c, enum cpu_class cls, void *act, int 
     for (int b = 0; b < l.blocks; b++) act_block(&l, row, b);
 }
 
-/* Rows in even parts of at most MAX_ROWS; a few panels at a time, so that both a part's activations
- * and the panels are read from L1 while prompts of many rows pass. */
+/* Panels [begin, end). Rows in even parts of at most MAX_ROWS; a few panels at a time, so that both
+ * a part's activations and the panels are read from L1 while prompts of many rows pass. */
+static void some_panels(int n, const struct kern_weight *w, const uint8_t *act, float *out,
+                        size_t stride, int begin, int end) {
+    const int parts = (n + MAX_ROWS - 1) / MAX_ROWS;
+    size_t bytes = cpu_panel_bytes(w->dtype, w->cols, P);
+    size_t scales = cpu_format_is_float(w->dtype) ? 0 : cpu_panel_scales(w->dtype, w->cols, P);
+    struct task j = {.l = law_row(w->cols), .cols = w->cols};
+    for (int first = begin; first < end; first += PANELS) {
+        int last = first + PANELS < end ? first + PANELS : end;
+        for (int part = 0; part < parts; part++) {
+            int row, row_end;
+            threads_split(n, 1, part, parts, &row, &row_end);
+            panel_fn *fn = panel_fns[w->dtype][row_end - row - 1];
+            j.act = act + (size_t)row * j.l.bytes;
+            for (int i = first; i < last; i++) {
+                int lanes = w->rows - i * P < P ? w->rows - i * P : P;
+                j.values = (const uint8_t *)w->data + (size_t)i * bytes;
+                j.scales = j.values + scales;
+                fn(&j, out + (size_t)row * stride + (size_t)(i * P), stride, lanes);
+            }
+        }
+    }
+}
+
 static void matmul(const struct cpu_ctx *c, enum cpu_class cls, int n, const struct kern_weight *w,
                    const void *act, float *out, int out_stride, int out_offset, void *scratch,
                    int idx, int n_threads) {
     (void)scratch, (void)n_threads;
-    int begin, end, goes_on, parts = (n + MAX_ROWS - 1) / MAX_ROWS;
-    size_t bytes = cpu_panel_bytes(w->dtype, w->cols, P), stride = (size_t)out_stride;
-    size_t scales = cpu_format_is_float(w->dtype) ? 0 : cpu_panel_scales(w->dtype, w->cols, P);
-    struct task j = {.l = law_row(w->cols), .cols = w->cols};
-    while (threads_take(c->threads, cls, idx, &begin, &end, &goes_on)) {
-        for (int first = begin; first < end; first += PANELS) {
-            int last = first + PANELS < end ? first + PANELS : end;
-            for (int part = 0; part < parts; part++) {
-                int row, row_end;
-                threads_split(n, 1, part, parts, &row, &row_end);
-                panel_fn *fn = panel_fns[w->dtype][row_end - row - 1];
-                j.act = (const uint8_t *)act + (size_t)row * j.l.bytes;
-                for (int i = first; i < last; i++) {
-                    int lanes = w->rows - i * P < P ? w->rows - i * P : P;
-                    j.values = (const uint8_t *)w->data + (size_t)i * bytes;
-                    j.scales = j.values + scales;
-                    fn(&j, out + (size_t)row * stride + (size_t)(out_offset + i * P), stride,
-                       lanes);
-                }
-            }
-        }
-    }
+    int begin, end, goes_on;
+    while (threads_take(c->threads, cls, idx, &begin, &end, &goes_on))
+        some_panels(n, w, act, out + out_offset, (size_t)out_stride, begin, end);
 }
 
 #ifdef CPU_AVXVNNI

@@ -58,10 +58,6 @@ static size_t op_weight_bytes(const struct kern *k, enum kern_dtype t, int rows,
     return cpu_ctx(k)->isa->matmul->weight_bytes(t, rows, cols);
 }
 
-static int n_panels(const struct cpu_matmul_isa *isa, const struct kern_weight *w) {
-    return (w->rows + isa->panel_rows - 1) / isa->panel_rows;
-}
-
 struct weight_job {
     const struct cpu_matmul_isa *isa;
     const struct kern_weight *w;
@@ -72,7 +68,7 @@ struct weight_job {
 static void weight_share(void *arg, int idx, int n_threads) {
     const struct weight_job *j = arg;
     int begin, end;
-    threads_split(n_panels(j->isa, j->w), 1, idx, n_threads, &begin, &end);
+    threads_split(cpu_n_panels(j->isa, j->w), 1, idx, n_threads, &begin, &end);
     j->isa->weight_pack(j->w, j->dst, j->src, begin, end);
 }
 
@@ -251,11 +247,11 @@ static int op_matmul(struct kern *k, struct kern_rows rows, const struct kern_we
     ASSERT(op_act_bytes(k, rows, w->cols) <= act.bytes);
     struct matmul_job j = {c, rows, w, act.data, NULL, out, out_stride, out_offset};
     j.prompt = j.gen + c->isa->matmul->act_bytes(c, CPU_GEN, rows.n_gen, w->cols);
-    int panels = n_panels(c->isa->matmul, w);
+    int panels = cpu_n_panels(c->isa->matmul, w);
     if (rows.n_gen) threads_deal(c->threads, CPU_GEN, panels);
     if (rows.n_prompt) threads_deal(c->threads, CPU_PROMPT, panels);
     if (w->next) {
-        int then = n_panels(c->isa->matmul, w->next);
+        int then = cpu_n_panels(c->isa->matmul, w->next);
         threads_ahead(c->threads, w->next->data, then, w->next->bytes / (size_t)then);
     }
     threads_run(c->threads, matmul_share, &j);
