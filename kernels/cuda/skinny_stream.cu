@@ -7,18 +7,22 @@
  * and warps that multiply, a ready ring of 160 KB took 1.9 us, 2.4 times memory's pace (by a
  * timeline of a step, of a first form of this file), and is in flight again meanwhile.
  *
- * Measured on an H200, ms of a step, in turns in one run (skinny_few.cu in brackets): 8B one row
- * 3.905 (3.915), behind 32K 5.027 (5.104), five rows 5.514 (5.556); 1B 0.802 (0.851), 1.132
- * (1.177), 1.274 (1.325). A product of 2048 x 2048 in a row of such: 2.6 us (4.2).
+ * Measured on an H200, ms of a step, in turns in one run (a first form, below, in brackets): 8B one
+ * row 3.79 (3.87), behind 32K 4.79 (4.89), five rows 5.06 (5.19); 1B 0.76 to 0.81 (0.84), 1.06 to
+ * 1.10 (1.13), 1.21 to 1.24 (1.26). A product of 4096 x 14336: 27.9 us at one row, 28.3 at eight
+ * (28.9); floor 25.8.
  *
  * - Copies are cp.async. By tensor maps (one thread a range asks) a steady stream of 1 GB came to
  *   4.33 TB/s, so to 4.58, and a product's first bytes came 1 us later.
  * - The first activations come by a loop of copies: 10 to 16 unrolled loads a thread took 1.5 to
  *   2.4 us. Blocks begin at different steps, or all would ask L2 for the same lines at a time.
- * - A pass of zeros before pdl_wait() rehearses: the code is near when activations come.
+ * - The first form ran a pass of zeros before pdl_wait(), so that the code would be near when
+ *   activations come: a step of 1B took 5 % longer, 8B 1.5 %. What loads needs the same path.
+ * - Steps are unrolled by four: 1 to 2 %. By two or eight: the same or less.
  * - The next kernel may start at once.
- * - Before pdl_wait() an SM waits for 40 KB at a time. All of the ring at once cost a step of 8B
- *   2.5 %, 24 KB at a time 5.5 %.
+ * - Before pdl_wait() an SM waits for 64 KB at a time. A step of 8B, of 1B longer by: 24 KB 8, 16 %,
+ *   40 KB 1, 3 %, 48 and 96 KB 0.5 %, 128 KB 1 %.
+ * - The same binary's 1B steps differ by up to 5 % from process to process (where its code lies?).
  * - Two blocks an SM, half a ring each, took twice as long: the next product's blocks met in pairs
  *   on the SMs that were free first.
  *
@@ -33,8 +37,6 @@
  *
  * A slot: rows of 128 bytes, chunk c (16 bytes) of row r at c ^ (r % 8): ldmatrix's 8 rows of a
  * chunk and cp.async's 4 rows of 8 chunks both meet every bank once. */
-#include <limits.h>
-
 #include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/skinny.cuh"
 
@@ -49,7 +51,7 @@ enum {
     SUMS_BARRIER = 1,       /* of all that multiply */
     RANGE_BARRIER = 2,      /* .. + rank: of a range's two */
     SMEM = 215 << 10,       /* one block an SM, and room for small kernels beside it */
-    FILL_WINDOW = 40 << 10, /* bytes that an SM asks for at a time before pdl_wait */
+    FILL_WINDOW = 64 << 10, /* bytes that an SM asks for at a time before pdl_wait */
 };
 
 template <int M_TILES_> struct cut {
@@ -167,31 +169,20 @@ __device__ static inline void load_first_x(const skinny_args &a, const range<F> 
 
 /* ---- Multiplying ---- */
 
-/* load_matrix4 where `live`: the instruction is fetched either way. */
-__device__ static inline void load_matrix4_if(bool live, uint32_t r[4], uint32_t address) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0;\n"
-                 "@p ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4]; }"
-                 : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
-                 : "r"(address), "r"((uint32_t)live)
-                 : "memory");
-}
-
 /* A step of a chain: M_TILES products of 16 x 8 over 32 columns, from the slot into
  * registers, then the slot is free, then multiplied. */
 template <class F, bool BF16> struct operands {
     uint32_t a[2][F::M_TILES][4], b[4];
 
-    __device__ void load(bool live, uint32_t slot, int chain) {
+    __device__ void load(uint32_t slot, int chain) {
         int lane = threadIdx.x % 32, row = lane % 16, turn = lane % 8, first = chain * CHUNKS / 2;
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int m = 0; m < F::M_TILES; m++)
-                load_matrix4_if(live, a[h][m],
-                                slot + (m * 16 + row) * PITCH +
-                                    ((first + 2 * h + lane / 16) ^ turn) * 16);
-        load_matrix4_if(live, b,
-                        slot + F::W_BYTES + turn * PITCH + ((first + lane / 8) ^ turn) * 16);
+                load_matrix4(a[h][m], slot + (m * 16 + row) * PITCH +
+                                          ((first + 2 * h + lane / 16) ^ turn) * 16);
+        load_matrix4(b, slot + F::W_BYTES + turn * PITCH + ((first + lane / 8) ^ turn) * 16);
     }
     __device__ void multiply(float acc[F::M_TILES][1][4]) const {
 #pragma unroll
@@ -202,35 +193,31 @@ template <class F, bool BF16> struct operands {
     }
 };
 
-/* A chain's warp. The pass before the first is a rehearsal: everything but waiting, reading and
- * storing, so that the code is near when activations come. */
+/* A chain's warp. */
 template <class F, bool BF16>
 __device__ static inline void multiply_range(const skinny_args &a, const range<F> &r, float *red) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = warp / CHAINS;
     int chain = warp % CHAINS, slot = 0;
     uint32_t parity = 0;
-    operands<F, BF16> o = {};
+    pdl_wait();
+    load_first_x(a, r, chain * 32 + lane);
+    named_sync(RANGE_BARRIER + rank, 32 * CHAINS);
 #pragma unroll 1
-    for (int pass = -1; pass < r.passes; pass++) {
-        bool live = pass >= 0;
+    for (int pass = 0; pass < r.passes; pass++) {
         float acc[F::M_TILES][1][4] = {};
-        if (pass == 0) {
-            pdl_wait();
-            load_first_x(a, r, chain * 32 + lane);
-            named_sync(RANGE_BARRIER + rank, 32 * CHAINS);
-        }
-#pragma unroll 1
-        for (int step = live ? 0 : r.steps - 1; step < r.steps; step++) {
-            if (live) bar_wait(r.full + 8 * slot, parity);
-            o.load(live, r.ring + slot * F::SLOT, chain);
+#pragma unroll 4
+        for (int step = 0; step < r.steps; step++) {
+            operands<F, BF16> o;
+            bar_wait(r.full + 8 * slot, parity);
+            o.load(r.ring + slot * F::SLOT, chain);
             __syncwarp();
-            if (live && lane == 0) bar_arrive(r.empty + 8 * slot);
+            if (lane == 0) bar_arrive(r.empty + 8 * slot);
             o.multiply(acc);
-            if (live && ++slot == a.slots) slot = 0, parity ^= 1;
+            if (++slot == a.slots) slot = 0, parity ^= 1;
         }
-        if (live) named_sync(SUMS_BARRIER, MULTIPLIERS); /* the sums before have been read */
-        skinny_store_sums<F::M_TILES, 1>(a, red, r.tile + pass * F::M_TILES,
-                                         live ? r.tile_end : INT_MIN, acc, SUMS_BARRIER);
+        named_sync(SUMS_BARRIER, MULTIPLIERS); /* the sums before have been read */
+        skinny_store_sums<F::M_TILES, 1>(a, red, r.tile + pass * F::M_TILES, r.tile_end, acc,
+                                         SUMS_BARRIER);
     }
 }
 
