@@ -93,7 +93,7 @@ run_sanitize() {
         case $t in *.o | *.d | *test_cuda_engine) continue ;; esac
         [ -x "$t" ] || continue
         for what in memcheck racecheck; do
-            if "$tool" --tool $what --target-processes all --error-exitcode 9 "$t" >"$out/sanitize.log" 2>&1; then
+            if "$tool" --tool $what --target-processes all --report-api-errors no --error-exitcode 9 "$t" --slower 50 >"$out/sanitize.log" 2>&1; then
                 say "$what $(basename "$t"): clean"
             else
                 say "$what $(basename "$t"): FAILED"

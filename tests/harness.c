@@ -1,6 +1,6 @@
 /* Runner of one test binary: forks each test, enforces its time limit, prints one line a test and
- * the closing count. `--list`, `--only SUBSTRING` (any of several), `--tier quick|full|gpu|long`.
- */
+ * the closing count. `--list`, `--only SUBSTRING` (any of several), `--tier quick|full|gpu|long`,
+ * `--slower N`: time limits times N, for a run under compute-sanitizer. */
 #include "tests/harness.h"
 
 #include <errno.h>
@@ -12,9 +12,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/number.h"
 
 /* Limits are given for a release build; sanitizers slow a test down tenfold and more. */
-enum { RC_SKIP = 77, MAX_ONLY = 64, SLOWER = TEST_SANITIZED ? 15 : 1 };
+enum { RC_SKIP = 77, MAX_ONLY = 64, MAX_SLOWER = 1000 };
+static int slower = TEST_SANITIZED ? 15 : 1;
 
 static void run_one(void **state) {
     const struct test *t = *state;
@@ -67,7 +69,7 @@ static int run_forked(const struct test *t) {
     }
     if (pid == 0) {
         setpgid(0, 0);
-        alarm((unsigned)(t->timeout_ms / 1000 + 1) * SLOWER);
+        alarm((unsigned)(t->timeout_ms / 1000 + 1) * (unsigned)slower);
         const struct CMUnitTest unit = {
             .name = t->name, .test_func = run_one, .initial_state = (void *)(uintptr_t)t};
         cmocka_set_message_output(CM_OUTPUT_STDOUT);
@@ -92,7 +94,7 @@ static int run_forked(const struct test *t) {
         return 2;
     }
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-        printf("FAIL %s: over its limit of %d ms\n", t->name, t->timeout_ms * SLOWER);
+        printf("FAIL %s: over its limit of %d ms\n", t->name, t->timeout_ms * slower);
     else if (WIFSIGNALED(status)) printf("FAIL %s: signal %d\n", t->name, WTERMSIG(status));
     else printf("FAIL %s: exit %d\n", t->name, WEXITSTATUS(status));
     return 1;
@@ -126,9 +128,13 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--only") && i + 1 < argc && n_only < MAX_ONLY)
             only[n_only++] = argv[++i];
         else if (!strcmp(argv[i], "--tier") && i + 1 < argc) tier = argv[++i];
+        else if (!strcmp(argv[i], "--slower") && i + 1 < argc &&
+                 number_in(argv[i + 1], strlen(argv[i + 1]), 1, MAX_SLOWER, &slower))
+            i++;
         else {
             fprintf(stderr,
-                    "usage: %s [--list] [--only SUBSTRING]... [--tier quick|full|gpu|long]\n",
+                    "usage: %s [--list] [--only SUBSTRING]... [--tier quick|full|gpu|long] "
+                    "[--slower N]\n",
                     argv[0]);
             return 2;
         }

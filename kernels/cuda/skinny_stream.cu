@@ -20,8 +20,8 @@
  *   activations come: a step of 1B took 5 % longer, 8B 1.5 %. What loads needs the same path.
  * - Steps are unrolled by four: 1 to 2 %. By two or eight: the same or less.
  * - The next kernel may start at once.
- * - Before pdl_wait() an SM waits for 64 KB at a time. A step of 8B, of 1B longer by: 24 KB 8, 16 %,
- *   40 KB 1, 3 %, 48 and 96 KB 0.5 %, 128 KB 1 %.
+ * - Before pdl_wait() an SM waits for 64 KB at a time. What a step of 8B, of 1B takes longer with
+ *   24 KB: 8, 16 %; 40 KB: 1, 3 %; 48 or 96 KB: 0.5 %; 128 KB: 1 %.
  * - The same binary's 1B steps differ by up to 5 % from process to process (where its code lies?).
  * - Two blocks an SM, half a ring each, took twice as long: the next product's blocks met in pairs
  *   on the SMs that were free first.
