@@ -94,7 +94,7 @@ static int run_forked(const struct test *t) {
         return 2;
     }
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-        printf("FAIL %s: over its limit of %d ms\n", t->name, t->timeout_ms * slower);
+        printf("FAIL %s: over its limit of %lld ms\n", t->name, (long long)t->timeout_ms * slower);
     else if (WIFSIGNALED(status)) printf("FAIL %s: signal %d\n", t->name, WTERMSIG(status));
     else printf("FAIL %s: exit %d\n", t->name, WEXITSTATUS(status));
     return 1;
@@ -122,15 +122,15 @@ static const char *unknown_name(void) {
 int main(int argc, char **argv) {
     static const char *const tiers[] = {"quick", "full", "gpu", "long"};
     const char *tier = NULL;
-    int list = 0, counts[3] = {0};
+    int list = 0, times, counts[3] = {0};
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--list")) list = 1;
         else if (!strcmp(argv[i], "--only") && i + 1 < argc && n_only < MAX_ONLY)
             only[n_only++] = argv[++i];
         else if (!strcmp(argv[i], "--tier") && i + 1 < argc) tier = argv[++i];
-        else if (!strcmp(argv[i], "--slower") && i + 1 < argc &&
-                 number_in(argv[i + 1], strlen(argv[i + 1]), 1, MAX_SLOWER, &slower))
-            i++;
+        else if (!strcmp(argv[i], "--slower") && i + 1 < argc && slower < MAX_SLOWER &&
+                 number_in(argv[i + 1], strlen(argv[i + 1]), 1, MAX_SLOWER, &times))
+            slower *= times, i++;
         else {
             fprintf(stderr,
                     "usage: %s [--list] [--only SUBSTRING]... [--tier quick|full|gpu|long] "

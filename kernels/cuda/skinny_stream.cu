@@ -7,16 +7,16 @@
  * and warps that multiply, a ready ring of 160 KB took 1.9 us, 2.4 times memory's pace (by a
  * timeline of a step, of a first form of this file), and is in flight again meanwhile.
  *
- * Measured on an H200, ms of a step, in turns in one run (a first form, below, in brackets): 8B one
- * row 3.79 (3.87), behind 32K 4.79 (4.89), five rows 5.06 (5.19); 1B 0.76 to 0.81 (0.84), 1.06 to
- * 1.10 (1.13), 1.21 to 1.24 (1.26). A product of 4096 x 14336: 27.9 us at one row, 28.3 at eight
- * (28.9); floor 25.8.
+ * Measured on an H200, ms of a step, in turns in one run (ef43bf8 in brackets, which was a little
+ * faster than skinny_few.cu with 8B and 4 to 6 % with 1B): 8B one row 3.79 (3.87), behind 32K 4.79
+ * (4.89), five rows 5.06 (5.19); 1B 0.76 to 0.81 (0.84), 1.06 to 1.10 (1.13), 1.21 to 1.24 (1.26).
+ * A product of 4096 x 14336: 27.9 us at one row, 28.3 at eight (28.9); floor 25.8.
  *
  * - Copies are cp.async. By tensor maps (one thread a range asks) a steady stream of 1 GB came to
  *   4.33 TB/s, so to 4.58, and a product's first bytes came 1 us later.
  * - The first activations come by a loop of copies: 10 to 16 unrolled loads a thread took 1.5 to
  *   2.4 us. Blocks begin at different steps, or all would ask L2 for the same lines at a time.
- * - The first form ran a pass of zeros before pdl_wait(), so that the code would be near when
+ * - ef43bf8 ran a pass of zeros before pdl_wait(), so that the code would be near when
  *   activations come: a step of 1B took 5 % longer, 8B 1.5 %. What loads needs the same path.
  * - Steps are unrolled by four: 1 to 2 %. By two or eight: the same or less.
  * - The next kernel may start at once.
