@@ -547,6 +547,30 @@ static void test_cuda_attention_long(void) {
     k->ops->close(k);
 }
 
+/* Blocks with 32 pages in a row: nodes wait in registers, in shared memory and in the scratch. The
+ * same bits as one row alone, whose pages many blocks share and whose products other instructions
+ * make. */
+static void test_cuda_attention_waiting(void) {
+    struct kern *k = cuda_or_skip();
+    struct shape s = {4, 1, 128, KERN_F16};
+    struct seq q[17];
+    for (int i = 0; i < 17; i++) q[i] = (struct seq){32001 - i, 5, 1, 300 + (uint64_t)i};
+    struct bed *all = make(s, q, 17, 1, 0);
+    float *x = run_cuda(k, all, NULL);
+    for (int i = 0; i < 17; i += 8) {
+        q[i].n_rows = 1;
+        struct bed *alone = make(s, q + i, 1, 1, 0);
+        float *y = run_cuda(k, alone, NULL), *want = i ? NULL : run_twin(alone);
+        if (want) check("waiting", alone, y, want);
+        same_row("waiting", all, x, all->seq_row[i] + 4, alone, y, 0);
+        free(y), free(want);
+        discard(alone);
+    }
+    free(x);
+    discard(all);
+    k->ops->close(k);
+}
+
 /* A token tree: rows 0-1-2 and 0-3-4 of a pass; siblings do not see each other, and what a row does
  * not see does not change its bits. The pass's rows lie on both sides of a page's edge. */
 static void test_cuda_attention_ancestors(void) {
@@ -620,6 +644,7 @@ const struct test tests[] = {
     {"cuda_attention_many_queries", TEST_GPU, 120000, test_cuda_attention_many_queries},
     {"cuda_attention_invariance", TEST_GPU, 120000, test_cuda_attention_invariance},
     {"cuda_attention_long", TEST_GPU, 120000, test_cuda_attention_long},
+    {"cuda_attention_waiting", TEST_GPU, 120000, test_cuda_attention_waiting},
     {"cuda_attention_ancestors", TEST_GPU, 120000, test_cuda_attention_ancestors},
     {"cuda_attention_bytes", TEST_GPU, 120000, test_cuda_attention_bytes},
     {"cuda_attention_hostile", TEST_GPU, 120000, test_cuda_attention_hostile},

@@ -79,8 +79,8 @@ static float rounded(enum kern_dtype t, float x) {
 static size_t plane_at(int t, int i, int head_dim) {
     int chunks = head_dim / 8, p = chunks & -chunks;
     if (p > 8) p = 8;
-    int chunk = (i / 8) ^ ((t / (8 / p)) & (p - 1));
-    return (size_t)(t * head_dim + chunk * 8 + i % 8);
+    int c = i / 8, chunk = c % p ^ ((t / (8 / p)) & (p - 1));
+    return (size_t)(((c / p * 64 + t) * p + chunk) * 8 + i % 8);
 }
 
 static int length_of(const struct seq *q) {

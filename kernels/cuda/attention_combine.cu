@@ -8,9 +8,10 @@
  * factors is computed for all pairs at once and handed out by shuffles. Before the wait a round
  * without nodes fetches the code of the others.
  *
- * With more than 8 queries an item, registers leave no room beside attention_gen.cu's blocks, and
- * blocks start when those end: five rows behind 8K spend some 3 of 15.9 us looking here. To read
- * what the other kernel found, after the wait, is not tried.
+ * A block that had to wait for the end of one of attention_gen.cu's would find its work only then
+ * (some 3 us), and keep the kernel behind this one from starting early: 32 sequences that had
+ * nothing to join lost 4 of 37 us. So there are no more blocks than fit, and where they are many
+ * their registers are few.
  *
  * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 
@@ -196,9 +197,10 @@ __device__ static void combine_pad(const struct attn_args &a) {
 }
 
 /* A block a task at a time, its warps aligned nodes of the tree; a warp a task where there are few
- * nodes. */
-template <int V>
-__global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
+ * nodes. TIGHT: in 64 registers a thread, so that GEN_BESIDE fit beside two blocks of
+ * attention_gen.cu, not in 80, of which one does. */
+template <int V, bool TIGHT>
+__global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32, TIGHT ? 8 : 6)
     attention_gen_combine_kernel(const __grid_constant__ struct attn_args a,
                                  const __grid_constant__ struct gen_plan p) {
     extern __shared__ int smem[];
@@ -258,31 +260,33 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32)
     }
 }
 
-int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan p) {
+template <int V, bool TIGHT>
+static int combine_launch(struct cuda_ctx *c, const struct attn_args *a, const struct gen_plan &p,
+                          int grid) {
     static int allowed = -1; /* device */
     size_t smem = gen_table_ints(a->n_seqs, p.n_lists) * sizeof(int);
-    int pairs = a->n_gen * a->n_heads, v = 1;
-    while (v < 4 && (long long)pairs * ((a->head_dim + 32 * v - 1) / (32 * v)) > c->n_sms) v *= 2;
-    p.n_parts = (a->head_dim + 32 * v - 1) / (32 * v);
-    /* Blocks beside those of attention_gen.cu; with many heads, more that follow them. */
-    int grid = c->n_sms;
-    long long n_tasks = (long long)pairs * p.n_parts;
-    if (n_tasks > 3ll * GEN_COMBINE_WARPS * grid) grid *= 4;
-    else if (n_tasks <= 2 * grid) grid *= 2; /* each its own block */
-    if (n_tasks < grid) grid = (int)n_tasks;
     if (smem > 40 << 10 && allowed != c->device) {
-        int rc = cuda_allow_smem(c, attention_gen_combine_kernel<1>, c->max_smem - 8192);
-        if (!rc) rc = cuda_allow_smem(c, attention_gen_combine_kernel<2>, c->max_smem - 8192);
-        if (!rc) rc = cuda_allow_smem(c, attention_gen_combine_kernel<4>, c->max_smem - 8192);
+        int rc = cuda_allow_smem(c, attention_gen_combine_kernel<V, TIGHT>, c->max_smem - 8192);
         if (rc) return rc;
         allowed = c->device;
     }
-    dim3 block(GEN_COMBINE_WARPS * 32);
-    switch (v) {
+    return CUDA_LAUNCH(c, (attention_gen_combine_kernel<V, TIGHT>), dim3(grid),
+                       dim3(GEN_COMBINE_WARPS * 32), smem, *a, p);
+}
+
+int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan p) {
+    int pairs = a->n_gen * a->n_heads, v = 1;
+    while (v < 4 && (long long)pairs * ((a->head_dim + 32 * v - 1) / (32 * v)) > c->n_sms) v *= 2;
+    p.n_parts = (a->head_dim + 32 * v - 1) / (32 * v);
+    long long n_tasks = (long long)pairs * p.n_parts;
+    int grid = GEN_BESIDE * c->n_sms;
+    if (n_tasks < grid) grid = (int)n_tasks;
+    switch (v) { /* with V of 1 and 2 there is at most one block an SM */
     case 1:
-        return CUDA_LAUNCH(c, attention_gen_combine_kernel<1>, dim3(grid), block, smem, *a, p);
+        return combine_launch<1, false>(c, a, p, grid);
     case 2:
-        return CUDA_LAUNCH(c, attention_gen_combine_kernel<2>, dim3(grid), block, smem, *a, p);
+        return combine_launch<2, false>(c, a, p, grid);
     }
-    return CUDA_LAUNCH(c, attention_gen_combine_kernel<4>, dim3(grid), block, smem, *a, p);
+    return p.alone ? combine_launch<4, false>(c, a, p, grid)
+                   : combine_launch<4, true>(c, a, p, grid);
 }

@@ -5,7 +5,7 @@
  *
  * Cut. A sequence's rows times a KV head's query heads are its queries; up to max_q (40, of
  * head_dim above 128: 24) go through a page together. Scores are tokens x queries and o is
- * dimensions x queries (mma.m16n8k16), so that queries come in tiles of 8: one row of four heads
+ * dimensions x queries, so that queries come in tiles of 8: one row of four heads
  * wastes half of its products, not three quarters. An item is (sequence, KV head, aligned 2^level
  * of its list's pages, max_q queries). Every block finds the level and its items from the lists:
  * single pages where there is little to do, thousands of tokens where there is much, so that all
@@ -14,7 +14,14 @@
  * by bulk copies into a ring of some 80 KB, running ahead over items; four compute a page together:
  * each multiplies 16 of its tokens with K and, when they have agreed on the largest score and
  * exchanged weights through shared memory, a quarter of the dimensions with V. So no sums meet
- * across warps, and a node's (m, l, o) stay in registers.
+ * across warps, and a node's (m, l, o) stay in registers. They multiply by mma.m16n8k16; several
+ * tiles of heads of 128 by wgmma on sm_90, which adds up the same (attention_gen_wide.cuh).
+ *
+ * Nodes wait for their right neighbours: a fold of four pages in registers, one of eight in what is
+ * left of the shared memory (the shelf), larger ones in the scratch. That one is what five rows
+ * notice: a node of three tiles is 18 KB, there and back in some 1,400 clocks in which its block
+ * reads nothing and the other cannot read for two. Every four pages it cost 15 % of 32 sequences
+ * behind 8K, every 16 it costs half of that.
  *
  * Start. Rows, lists, and pages that the pass does not write, are read before pdl_wait (cuda.cuh
  * says why they may be): blocks find their work and load what they can when the product before
@@ -29,28 +36,64 @@
  * next kernel .6 after the last. Code is cold in every launch and costs some 2 us for 1,000
  * instructions in a row: that is why few run once, addresses are computed before the wait, and
  * next to nothing lies in local memory (a stack frame of 104 bytes cost 3 % everywhere): on sm_90
- * five tiles of 128 dimensions have one of 72, head_dims without a kernel of their own up to 144.
+ * head_dims without a kernel of their own have up to 152 bytes, the others none.
  * Tried: warps with pages of their own, no barriers, and a cluster a KV head instead of the
  * combining kernel. A page is 500 (five rows: 1,300) instructions one after another then, 2.5 to 5
  * us: 16 us here, and 37 with five rows. A round without pages first, so that their code is there
  * (as the combining kernel does): 3 us more, what loads needs the same instructions' bandwidth.
- * Five rows with two pages at a time, or in 144 or 128 registers, so that a block of the combining
- * kernel fits beside two of these: 2 to 9 % slower. Their page takes 1.4 us, instructions one after
- * another in four warps; eight warps of half the tiles and dimensions are not tried.
+ * Five rows by wgmma with the next page's scores beside this one's values (148 registers without a
+ * waiting fold, 168 with): 5 to 10 % slower behind 8K, the same behind more. Three blocks an SM
+ * (128 registers, three stages each): 9 % faster behind 8K, 12 % slower with 32 sequences. One tile
+ * by wgmma: a page takes 15 % longer than by mma.
  *
  * Bits. A page: weights exp2(score - largest score of the page), rounded to 16 bits; l and o are
- * their products with ones and with V, tokens in order, 16 a step. Four pages, aligned, are joined
- * one after another; those nodes by an aligned binary tree (a leaf of 512 tokens is two of them), a
- * node without a right half being its left one. Levels of items differ by where joins are done:
- * gen_join says how. None of it depends on tiles, items or blocks. What a row does not see weighs
- * exactly 0, and a page that it does not see changes no bit.
+ * their products with ones and with V, tokens in order, 16 a step (l of heads of 128 on sm_90: 16
+ * each, then those). Four pages, aligned, are joined one after another; those nodes by an aligned
+ * binary tree (a leaf of 512 tokens is two of them), a node without a right half being its left
+ * one. Levels of items differ by where joins are done: gen_join says how. None of it depends on
+ * tiles, items or blocks. What a row does not see weighs exactly 0, and a page that it does not see
+ * changes no bit.
  *
  * Never multiplied: scores of unseen tokens are replaced before use; V rows that no row of the item
- * sees are masked to zero in registers (V rows past the newest token are not even loaded). */
+ * sees are masked to zero in registers, or made zeros in shared memory where wgmma reads them there
+ * (V rows past the newest token are not even loaded). */
 
 #include "kernels/cuda/attention_gen_node.cuh"
 
 /* ---- Computing ---- */
+
+#if HAVE_WGMMA
+/* A page whose K has come (in stage `first`), by wgmma. One copy of the products for pages that are
+ * seen whole and others: what runs first runs cold. */
+template <typename T, int D, bool EXACT, int N>
+__device__ static inline void gen_page_wide(gen_node<T, D, EXACT, N> &node, const gen_job &j,
+                                            struct gen_ring &ring, int first) {
+    float x[2][N][4], top[N][2], u[2][N][4];
+    int block = j.sh->block[first];
+    wide_scores<T, N>(x, wide_matrix(ring.data + ring.ahead(0) * ring.plane),
+                      wide_matrix(j.queries));
+    wgmma_wait<0>();
+    hold(x[0]), hold(x[1]);
+    gen_give_back(ring, first);
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) x[0][i / 4][i % 4] += x[1][i / 4][i % 4];
+    if (block < j.w.clear) node.template weigh<false>(x[0], top, j, NULL, 0);
+    else {
+        uint64_t *seen = j.sh->seen[ring.turn ^= 1]; /* the other one may still be read */
+        gen_put_seen(j.a, j.p, j.item, j.sh, seen, block);
+        int v = gen_take(ring, 1);
+        node.template weigh<true>(x[0], top, j, seen, ring.data + v * ring.plane);
+    }
+    int v = gen_take(ring, 1);
+    wide_values<T, N>(u, wide_matrix(ring.data + ring.ahead(1) * ring.plane),
+                      wide_matrix(j.weights));
+    wgmma_wait<0>();
+    hold(u[0]), hold(u[1]);
+    gen_give_back(ring, v);
+    node.join_page(j, top, u);
+    ring.step(), ring.step();
+}
+#endif
 
 /* An item of N tiles. */
 template <typename T, int D, bool EXACT, int N>
@@ -61,22 +104,26 @@ __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_
     gen_node<T, D, EXACT, N> node;
     int n_pages = j.item.n_pages;
     node.begin(j);
+    node.clear();
     for (int n = 0; n < n_pages; n++) {
-        if (n % GEN_FOLD == 0) node.clear();
         int stage = gen_take(ring, 0), block = j.sh->block[stage];
         bool clear = block < j.w.clear, two = false;
         if constexpr (pairs) /* not at the end: there they go as they come */
             two = clear && n % 2 == 0 && n + 4 <= n_pages && ring.n >= 4 &&
                   j.sh->block[gen_take(ring, 2)] < j.w.clear;
-        if (two) {
+#if HAVE_WGMMA
+        if constexpr (gen_is_wide<D, EXACT, N>()) gen_page_wide(node, j, ring, stage);
+        else
+#endif
+            if (two)
             gen_pages<false, pairs ? 2 : 1>(node, j, ring, stage, NULL);
-            n++;
-        } else if (clear) gen_pages<false, 1>(node, j, ring, stage, NULL);
+        else if (clear) gen_pages<false, 1>(node, j, ring, stage, NULL);
         else {
             uint64_t *seen = j.sh->seen[ring.turn ^= 1]; /* the other one may still be read */
             gen_put_seen(j.a, j.p, j.item, j.sh, seen, block);
             gen_pages<true, 1>(node, j, ring, stage, seen);
         }
+        n += two;
         bool last = n + 1 == n_pages;
         if (n_pages > GEN_FOLD && (last || n % GEN_FOLD == GEN_FOLD - 1))
             node.climb(j, n / GEN_FOLD, last);
@@ -96,10 +143,10 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
     int hd = EXACT ? D : a.head_dim, upper = w.lane / 16;
     int odd = w.lane / 8 % 2; /* lanes' matrices: K (tokens, dims) 00 10 01 11; V 00 01 10 11 */
     int k_token = w.warp * 16 + w.lane % 8 + odd * 8, v_token = w.lane % 8 + upper * 8;
-    w.k_row = k_token * hd * 2;
-    w.k_x = (page_chunk(k_token, 0, hd) ^ upper) * 16;
-    w.v_row = v_token * hd * 2;
-    w.v_x = (page_chunk(v_token, 0, hd) ^ odd) * 16;
+    w.k_row = k_token * page_width(hd);
+    w.k_x = (page_turn(k_token, hd) ^ upper) * 16;
+    w.v_row = v_token * page_width(hd);
+    w.v_x = (page_turn(v_token, hd) ^ odd) * 16;
     for (int n = 0;; n++) {
         bar_wait(smem_addr(&sh->item_full[n % GEN_ITEMS]), n / GEN_ITEMS & 1);
         const struct gen_item &item = sh->item[n % GEN_ITEMS];
@@ -117,7 +164,11 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
         j.top = smem_addr(sh->top) + w.lane % 4 * 32;
         j.get = weights + w.lane * 8;
         j.put = j.get + w.warp * 256;
+        if (gen_is_wide<D, EXACT, N>())
+            j.put = weights + page_chunk(w.lane / 4, w.warp * 2, 64) + w.lane % 4 * 4;
+        j.queries = smem_addr(frag), j.weights = weights;
         j.head_dim = a.head_dim, j.scale_log2 = a.scale_log2;
+        j.width_log2 = 31 - __clz(page_width(hd));
         j.w = w;
         gen_run<T, D, EXACT, N>(j, ring);
         __syncwarp();
@@ -127,12 +178,16 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
 
 /* ---- The kernel ---- */
 
-/* The bound of 32 threads more an SM (168 registers) leaves room for a combining block. */
+/* Registers leave room for two combining blocks (64 a thread) beside two of these: a quarter of a
+ * multiprocessor has up to three of their warps, so they have 128. */
 template <typename T, int D, bool EXACT, int N>
-__global__ void __launch_bounds__(gen_cut<D>::per_sm == 2 ? 192 : GEN_THREADS, gen_cut<D>::per_sm)
+__global__ void __launch_bounds__(gen_cut<D>::per_sm < 2 ? GEN_THREADS
+                                  : N <= 3 && EXACT      ? 224
+                                                         : 192,
+                                  gen_cut<D>::per_sm)
     attention_gen_kernel(const __grid_constant__ struct attn_args a,
                          const __grid_constant__ struct gen_plan p) {
-    extern __shared__ __align__(128) uint8_t smem[];
+    extern __shared__ __align__(1024) uint8_t smem[];
     struct gen_shared *sh = (struct gen_shared *)smem;
     struct gen_layout at = gen_layout(a.head_dim, p.max_q, a.n_seqs, p.n_lists);
     struct gen_tables t = gen_tables((int *)(smem + at.tables), a.n_seqs, p.n_lists);
@@ -222,11 +277,12 @@ size_t cuda_attention_gen_bytes(const struct cuda_ctx *c, int n_gen, int n_seqs,
            gen_stack_bytes(level, gen_item_q(n_gen, n_heads, head_dim), head_dim);
 }
 
-/* Shared memory of a block: its share of an SM beside a block of the combining kernel. */
+/* Shared memory of a block: its share of an SM beside those of the combining kernel. */
 static size_t gen_smem(const struct cuda_ctx *c, int per_sm, int n_seqs, int n_lists) {
     size_t reserved = 1024; /* by the driver, of each block */
     if (per_sm == 1) return c->max_smem;
-    size_t combine = reserved + GEN_COMBINE_SMEM + gen_table_ints(n_seqs, n_lists) * sizeof(int);
+    size_t combine =
+        GEN_BESIDE * (reserved + GEN_COMBINE_SMEM + gen_table_ints(n_seqs, n_lists) * sizeof(int));
     return (c->max_smem + reserved - combine) / (size_t)per_sm / 128 * 128 - reserved;
 }
 
@@ -258,25 +314,38 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
     struct gen_layout l = gen_layout(a->head_dim, p->max_q, a->n_seqs, p->n_lists);
     size_t plane = (size_t)a->head_dim * KERN_BLOCK * 2;
     size_t most = gen_smem(c, per_sm, a->n_seqs, p->n_lists);
-    if (most < l.ring + plane || most > c->max_smem) per_sm = 1, most = c->max_smem;
+    if (most < l.ring + 2 * plane || most > c->max_smem) per_sm = 1, most = c->max_smem;
     p->n_stages = most > l.ring ? (int)((most - l.ring) / plane) : 0;
     if (p->n_stages > GEN_MAX_STAGES) p->n_stages = GEN_MAX_STAGES;
     p->window = (int)((GEN_WINDOW / (size_t)per_sm + plane - 1) / plane);
     if (p->window < 2) p->window = 2;
     if (p->window > p->n_stages) p->window = p->n_stages;
-    if (p->n_stages < 1)
+    if (p->n_stages < 2)
         return cuda_note(c, cudaErrorInvalidConfiguration, "attention: too many lists", __FILE__,
                          __LINE__);
     int grid = c->n_sms * per_sm < GEN_MAX_BLOCKS ? c->n_sms * per_sm : GEN_MAX_BLOCKS;
     p->n_blocks = items < (size_t)grid ? (int)items : grid;
     p->n_few = grid / per_sm;
+    p->few = N == 1 ? 4 : 2;
+    /* No more of a multiprocessor than the pages that there can be need: the next kernel's blocks
+     * find room the earlier. */
+    p->alone = items <= (size_t)p->few * (size_t)p->n_few;
+    size_t busy = (size_t)(p->alone ? p->n_few : grid), each = 2 * ((items + busy - 1) / busy);
+    if ((size_t)p->n_stages > each) p->n_stages = (int)each;
+    /* What is left of the share serves as shelf. */
+    size_t shelf = (size_t)N * gen_cut<D>::pairs * 4 * sizeof(float) * GEN_WARPS * 32;
+    size_t smem = l.ring + (size_t)p->n_stages * plane;
+    p->shelf = 0;
+    if (N <= 3 && EXACT && D == WIDE_DIM && smem + shelf <= most && items > 8 * (size_t)grid)
+        p->shelf = (int)smem, smem += shelf;
+    if (p->window > p->n_stages) p->window = p->n_stages;
     if (allowed != c->device) {
         int rc = cuda_allow_smem(c, attention_gen_kernel<T, D, EXACT, N>, c->max_smem);
         if (rc) return rc;
         allowed = c->device;
     }
     return CUDA_LAUNCH(c, (attention_gen_kernel<T, D, EXACT, N>), dim3(p->n_blocks),
-                       dim3(GEN_THREADS), l.ring + (size_t)p->n_stages * plane, *a, *p);
+                       dim3(GEN_THREADS), smem, *a, *p);
 }
 
 template <typename T, int D, bool EXACT>

@@ -11,15 +11,16 @@ enum {
     GEN_THREADS = (GEN_WARPS + 1) * 32, /* and one that loads */
     GEN_ITEMS = 4,                      /* items described ahead */
     GEN_MAX_STAGES = 32,
+    GEN_MAX_Q = 40,       /* queries of an item at most: gen_cut */
     GEN_MAX_BLOCKS = 304, /* of the grid */
-    GEN_FEW = 4,          /* pages an SM up to which one block an SM works */
     GEN_FOLD = 4,         /* pages that are joined one after another; above them a binary tree */
     GEN_FOLD_LEVEL = 2,
     GEN_PAIR_WIDTH = 128, /* tiles * head_dim up to which two pages at a time pay */
     GEN_LEVEL = 7,        /* an item has up to 2^this pages, more where the scratch asks for it */
     GEN_MAX_LEVELS = 24,
     GEN_COMBINE_WARPS = 4,
-    GEN_COMBINE_SMEM = 4096, /* left to a block of the combining kernel, with its tables */
+    GEN_BESIDE = 2,          /* blocks of the combining kernel for which there is room on an SM */
+    GEN_COMBINE_SMEM = 3200, /* of each, beside its tables */
 };
 static const size_t GEN_WINDOW = 64 << 10;          /* bytes that an SM waits for */
 static const long long GEN_SMALL = 16 << 20;        /* where nothing is gained by waiting */
@@ -40,9 +41,11 @@ static inline int gen_max_q(int head_dim) {
 struct gen_plan {
     int n_lists, per_seq, heads_in; /* lists, of a sequence; KV heads that share one */
     int max_q, n_blocks;            /* n_blocks: of the grid of attention_gen.cu */
-    int n_few;                      /* blocks that serve few pages: one an SM */
+    int n_few, few;                 /* blocks that serve up to `few` pages each: one an SM */
+    bool alone;                     /* there cannot be more pages than that */
     uint32_t max_q_by, group_by;    /* for gen_divide */
     int max_level, n_slots;
+    int shelf;            /* offset in shared memory of a node of two folds that waits; 0: none */
     int n_stages, window; /* window: stages that wait for memory at a time */
     int n_parts;          /* of a head's dimensions, for the combining kernel */
     float2 *ml;           /* [n_slots] m (of exp2), l */
@@ -62,9 +65,12 @@ struct gen_item {
 
 /* A page's block with the quarters that are not there above it, so that a page that lacks any
  * counts as one that not all rows see whole. */
-enum { GEN_QUARTER_SHIFT = 27 };
+enum { GEN_QUARTER_SHIFT = 27, GEN_BLOCK_MASK = (1 << GEN_QUARTER_SHIFT) - 1 };
 __device__ static inline int gen_page_of(int block, unsigned quarters) {
     return block | (int)((quarters ^ 15) << GEN_QUARTER_SHIFT);
+}
+__device__ static inline unsigned gen_quarters_of(int page) {
+    return (unsigned)page >> GEN_QUARTER_SHIFT ^ 15;
 }
 
 struct gen_shared {
@@ -72,12 +78,15 @@ struct gen_shared {
     uint64_t item_full[GEN_ITEMS], item_empty[GEN_ITEMS];
     int block[GEN_MAX_STAGES]; /* of the page in a stage, and what it lacks: gen_page_of */
     struct gen_item item[GEN_ITEMS];
-    uint64_t seen[2][64];                 /* tokens of a page that a query sees */
-    int pos[64];                          /* of queries' rows; -1: sees nothing */
-    alignas(16) float top[64][GEN_WARPS]; /* a query's largest score of a warp's tokens; 2 pages */
+    uint64_t seen[2][GEN_MAX_Q]; /* tokens of a page that a query sees */
+    int pos[GEN_MAX_Q];          /* of queries' rows; -1: sees nothing */
+    /* Of a query: largest score of a warp's tokens (2 pages); sum of their weights (wide heads). */
+    alignas(16) float top[GEN_MAX_Q][GEN_WARPS], sum[GEN_MAX_Q][GEN_WARPS];
+    float2 fold[2][24]; /* m and l of the nodes that wait in registers and on the shelf */
 };
 
-/* Shared memory: gen_shared, queries as fragments, weights of a page, tables, the ring. */
+/* Shared memory: gen_shared, queries, weights of a page, tables, the ring. What the tensor cores
+ * read begins at 1,024 bytes. */
 struct gen_layout {
     size_t queries, weights, tables, ring;
 };
@@ -88,11 +97,11 @@ __host__ __device__ static inline size_t gen_table_ints(int n_seqs, int n_lists)
 __host__ __device__ static inline struct gen_layout gen_layout(int head_dim, int max_q, int n_seqs,
                                                                int n_lists) {
     struct gen_layout at;
-    at.queries = (sizeof(struct gen_shared) + 127) / 128 * 128;
+    at.queries = (sizeof(struct gen_shared) + 1023) / 1024 * 1024;
     at.weights = at.queries + (size_t)(max_q / 8 * ((head_dim + 31) / 32)) * 512;
     int pages = max_q / 8 * head_dim <= GEN_PAIR_WIDTH ? 2 : 1;
     at.tables = at.weights + (size_t)(pages * max_q) * KERN_BLOCK * 2;
-    at.ring = (at.tables + gen_table_ints(n_seqs, n_lists) * 4 + 127) / 128 * 128;
+    at.ring = (at.tables + gen_table_ints(n_seqs, n_lists) * 4 + 1023) / 1024 * 1024;
     return at;
 }
 

@@ -163,7 +163,7 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
 /* Blocks that share the call's pages. Few pages go to one block an SM: beside it there is room for
  * one of the next attention, which finds its work and loads its pages meanwhile. */
 __device__ static inline int gen_n_blocks(const struct gen_plan &p, int pages) {
-    return pages <= GEN_FEW * p.n_few ? min(p.n_few, p.n_blocks) : p.n_blocks;
+    return pages <= p.few * p.n_few ? min(p.n_few, p.n_blocks) : p.n_blocks;
 }
 
 /* The level of the call's items; whole warp, a lane a level. In units of a page's time: the busiest
@@ -263,17 +263,17 @@ __device__ static inline int gen_find(const int *before, int n, int idx) {
 }
 
 /* This block's items in order, in runs of up to 32 pages. Every lane holds the same state, and lane
- * e page and block of the run's entry e. */
+ * e the page (see gen_page_of) of the run's entry e. */
 struct gen_walk {
     int n_items[2], level, n_grid;
     int kind, idx, n_left; /* item: kind 0 whole nodes in one run, 1 list ends, a grid apart */
     struct gen_item item;
     int list, e, e_end; /* entries behind the run */
-    int n, page, block, last;
-    unsigned quarters;
-    int written;      /* blocks from this one on get tokens in this pass */
-    bool first, open; /* first: run of its item */
-    bool small;       /* the whole call may wait for memory at once */
+    int n, page, last;
+    unsigned long long plane; /* of the page, this head's first byte but for k_offset or v_offset */
+    int written;              /* blocks from this one on get tokens in this pass */
+    bool first, open;         /* first: run of its item */
+    bool small;               /* the whole call may wait for memory at once */
 };
 
 __device__ static void gen_walk_item(const struct attn_args &a, const struct gen_plan &p,
@@ -329,9 +329,11 @@ __device__ static void gen_walk_next(const struct attn_args &a, const struct gen
     w.n = min(32, w.e_end - w.e);
     if (lane < w.n) {
         size_t at = gen_list(a, p, w.list) * (size_t)a.capacity + (w.e + lane);
-        w.page = __ldcg(a.page + at);
-        w.block = __ldcg(a.block + at);
-        w.quarters = a.quarters ? __ldcg(a.quarters + at) & 15u : 15u;
+        unsigned long long page = (unsigned)__ldcg(a.page + at);
+        w.plane = (unsigned long long)a.kv + page * a.page_stride +
+                  (unsigned long long)w.item.head * a.kv_head_stride;
+        w.page =
+            gen_page_of(__ldcg(a.block + at), a.quarters ? __ldcg(a.quarters + at) & 15u : 15u);
     }
     w.e += w.n;
 }
@@ -351,8 +353,8 @@ __device__ static void gen_walk_begin(const struct attn_args &a, const struct ge
     w.n_left = each + (b < more);
     w.item.seq = w.item.head = w.item.q0 = -1;
     w.e = w.e_end = 0;
-    w.page = w.block = 0;
-    w.quarters = 15;
+    w.plane = 0;
+    w.page = 0;
     w.open = true;
     gen_walk_next(a, p, t, w);
 }
@@ -368,66 +370,76 @@ struct gen_ring {
     __device__ void step() {
         if (++stage == n) stage = 0, phase ^= 1;
     }
+    /* The stage i < n after this one; the compiler knows that a warp's lanes agree on it. */
+    __device__ uint32_t ahead(int i) const {
+        int at = __shfl_sync(~0u, stage, 0) + i;
+        return at < n ? at : at - n;
+    }
 };
-enum { GEN_FULL_ARRIVALS = COPY_ARRIVALS + 1 }; /* of a stage: the copy, and its block's number */
+/* Arrivals at a stage's full barrier: the copy's; where that is no bulk copy, one for its block
+ * too. */
+enum { GEN_FULL_ARRIVALS = COPY_ARRIVALS == 1 ? 1 : COPY_ARRIVALS + 1 };
 
-/* copy_to_smem for bytes that nobody reads again: they leave the L2 cache first. */
-__device__ static inline void gen_copy(uint32_t dst, const void *src, uint32_t bytes,
+/* One lane: bytes from global to shared memory that nobody reads again, so that they leave the L2
+ * cache first. */
+__device__ static inline void gen_bulk(uint32_t dst, const uint8_t *src, uint32_t bytes,
                                        uint32_t bar) {
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x & 31) return;
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar),
-                 "r"(bytes)
-                 : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
                  " [%0], [%1], %2, [%3], %4;" ::"r"(dst),
                  "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
+#endif
+}
+/* One lane: a stage's block is known, and `bytes` of it are on their way. */
+__device__ static inline void gen_expect(int *at, int block, uint32_t bytes, uint32_t bar) {
+    *at = block;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 #else
+    bar_arrive(bar);
+#endif
+}
+
+/* A plane to a stage; at, block: see gen_expect. Whole warp. */
+__device__ static inline void gen_copy(uint32_t dst, const uint8_t *src, uint32_t bytes,
+                                       uint32_t bar, int *at, int block) {
+    if (elected()) {
+        gen_expect(at, block, bytes, bar);
+        gen_bulk(dst, src, bytes, bar);
+    }
+#if __CUDA_ARCH__ < 900
     copy_to_smem(dst, src, bytes, bar);
 #endif
 }
 
-/* The same of rows [0, n_rows) of a plane that lie in `quarters`; returns their bytes. */
-__device__ static uint32_t gen_copy_quarters(uint32_t dst, const void *src, uint32_t n_rows,
-                                             uint32_t row_bytes, unsigned quarters, uint32_t bar) {
-    uint32_t size[4], all = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t first = KERN_QUARTER * i, n = n_rows > first ? n_rows - first : 0;
-        size[i] = quarters >> i & 1 ? min(n, (uint32_t)KERN_QUARTER) * row_bytes : 0;
-        all += size[i];
-    }
+/* The same of rows [0, n_rows) of a plane that lie in `quarters`, a lane a quarter of a column;
+ * returns their bytes. */
+__device__ static uint32_t gen_copy_rows(uint32_t dst, const uint8_t *src, uint32_t n_rows,
+                                         int head_dim, unsigned quarters, uint32_t bar, int *at,
+                                         int block) {
+    int width = page_width(head_dim), n_columns = head_dim * 2 / width, lane = threadIdx.x & 31;
+    uint32_t first = lane % 4 * KERN_QUARTER, n = n_rows > first ? n_rows - first : 0;
+    uint32_t size = quarters >> lane % 4 & 1 ? min(n, (uint32_t)KERN_QUARTER) * width : 0;
+    uint32_t all = __reduce_add_sync(~0u, lane < 4 ? size : 0) * n_columns;
+    if (lane == 0) gen_expect(at, block, all, bar);
+    __syncwarp();
+    for (int column = lane / 4; column < n_columns && size; column += 8) {
+        uint32_t place = (column * KERN_BLOCK + first) * width;
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x & 31) return all;
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar),
-                 "r"(all)
-                 : "memory");
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t at = KERN_QUARTER * i * row_bytes;
-        if (size[i] == 0) continue;
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-            " [%0], [%1], %2, [%3], %4;" ::"r"(dst + at),
-            "l"(__cvta_generic_to_global(src) + at), "r"(size[i]), "r"(bar), "l"(policy)
-            : "memory");
-    }
+        gen_bulk(dst + place, src + place, size, bar);
 #else
-    const char *from = (const char *)__cvta_generic_to_global(src);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t at = KERN_QUARTER * i * row_bytes;
-        for (uint32_t x = (threadIdx.x & 31) * 16; x < size[i]; x += 32 * 16)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + at + x),
-                         "l"(from + at + x)
+        for (uint32_t x = place; x < place + size; x += 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + x),
+                         "l"(__cvta_generic_to_global(src + x))
                          : "memory");
+#endif
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+#if __CUDA_ARCH__ < 900
+    copies_arrive(bar);
 #endif
     return all;
 }
@@ -436,18 +448,15 @@ __device__ static uint32_t gen_copy_quarters(uint32_t dst, const void *src, uint
  * arrives first, and small loads beside it are not stuck behind: more would not be faster. */
 __device__ static inline uint32_t gen_load_plane(struct gen_shared *sh, struct gen_ring &ring,
                                                  struct gen_ring &landed, int block,
-                                                 unsigned quarters, const void *src,
-                                                 uint32_t n_rows, uint32_t row_bytes) {
-    uint32_t bytes = n_rows * row_bytes;
-    bar_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
-    uint32_t full = ring.full + ring.stage * 8;
-    if ((threadIdx.x & 31) == 0) {
-        sh->block[ring.stage] = gen_page_of(block, quarters);
-        bar_arrive(full);
-    }
+                                                 const uint8_t *src, uint32_t n_rows,
+                                                 int head_dim) {
+    uint32_t bytes = ring.plane, full = ring.full + ring.stage * 8;
     uint32_t to = ring.data + ring.stage * ring.plane;
-    if (quarters == 15) gen_copy(to, src, bytes, full);
-    else bytes = gen_copy_quarters(to, src, n_rows, row_bytes, quarters, full);
+    int *at = &sh->block[ring.stage];
+    bar_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
+    if (block >> GEN_QUARTER_SHIFT == 0 && n_rows == KERN_BLOCK)
+        gen_copy(to, src, bytes, full, at, block);
+    else bytes = gen_copy_rows(to, src, n_rows, head_dim, gen_quarters_of(block), full, at, block);
     ring.step();
     if (landed.turn > 0) landed.turn--;
     else {
@@ -461,7 +470,6 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
                                 struct gen_shared *sh, const struct gen_tables &t,
                                 struct gen_ring ring) {
     int lane = threadIdx.x & 31, n = 0;
-    uint32_t row_bytes = a.head_dim * 2;
     unsigned long long bytes = 0;
     struct gen_walk next;
     struct gen_ring landed = ring;
@@ -481,19 +489,16 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
         if (!now.open) break;
 #pragma unroll 1
         for (int e = 0; e < now.n; e++) {
-            int page = __shfl_sync(~0u, now.page, e), block = __shfl_sync(~0u, now.block, e);
-            long long newer = (long long)now.last - (long long)block * KERN_BLOCK + 1;
-            uint32_t n_tokens = newer < KERN_BLOCK ? (uint32_t)max(newer, 1ll) : KERN_BLOCK;
+            const uint8_t *src = (const uint8_t *)__shfl_sync(~0u, now.plane, e);
+            int page = __shfl_sync(~0u, now.page, e), block = page & GEN_BLOCK_MASK;
             if (!waited && block >= now.written) {
                 pdl_wait();
                 waited = true;
             }
-            unsigned quarters = __shfl_sync(~0u, now.quarters, e);
+            uint32_t n_tokens = block == now.last >> 6 ? (now.last & 63) + 1 : KERN_BLOCK;
             bytes +=
-                gen_load_plane(sh, ring, landed, block, quarters,
-                               attn_plane(a, page, now.item.head, false), KERN_BLOCK, row_bytes);
-            bytes += gen_load_plane(sh, ring, landed, block, quarters,
-                                    attn_plane(a, page, now.item.head, true), n_tokens, row_bytes);
+                gen_load_plane(sh, ring, landed, page, src + a.k_offset, KERN_BLOCK, a.head_dim);
+            bytes += gen_load_plane(sh, ring, landed, page, src + a.v_offset, n_tokens, a.head_dim);
             /* The next run's page ids arrive meanwhile. */
             if (e == 0) gen_walk_next(a, p, t, next);
         }

@@ -1,105 +1,10 @@
 #ifndef TANDEM_KERNELS_CUDA_ATTENTION_GEN_NODE_CUH
 #define TANDEM_KERNELS_CUDA_ATTENTION_GEN_NODE_CUH
 
-/* The computing side of attention_gen.cu: an item's queries as fragments, pages out of the ring,
- * and (m, l, o) of the node in hand, from its first page to its place in the scratch. */
+/* The computing side of attention_gen.cu: pages out of the ring, and (m, l, o) of the node in hand,
+ * from its first page to its place in the scratch. */
 
-#include <limits.h>
-
-#include "kernels/cuda/attention_gen_load.cuh"
-
-/* ---- Queries ---- */
-
-/* A computing warp's place. */
-struct gen_warp {
-    int lane, warp;
-    int clear;           /* blocks before this one are seen whole by all its rows */
-    uint32_t k_row, k_x; /* offset of this lane's token in K, its chunk's swizzle; in V */
-    uint32_t v_row, v_x;
-};
-
-/* Query i of the item in hand is row and head ..; false behind the last. */
-__device__ static inline bool gen_query(const struct attn_args &a, const struct gen_plan &p,
-                                        const struct gen_item &item, int i, int *row, int *head) {
-    int q = item.q0 + i;
-    if (q >= item.n_q) return false;
-    int r = gen_divide(q, p.group_by);
-    *row = item.row + r;
-    *head = item.head * a.group + (q - r * a.group);
-    return true;
-}
-
-/* The item's queries as fragments: [tile of 8][32 dimensions][lane][8]; by all computing threads.
- * wait: for the kernel that made them, when all addresses are there. */
-template <typename T, int D, bool EXACT, int N>
-__device__ static void gen_put_queries(const struct attn_args &a, const struct gen_plan &p,
-                                       const struct gen_item &item, uint4 *frag, bool wait) {
-    constexpr int all = N * ((D + 31) / 32), at_once = (all + GEN_WARPS - 1) / GEN_WARPS;
-    int pairs = EXACT ? D / 32 : (a.head_dim + 31) / 32, lane = threadIdx.x & 31;
-    const float2 *from[at_once]; /* NULL: no query */
-    float2 x[at_once][4];
-#pragma unroll
-    for (int k = 0; k < at_once; k++) {
-        int at = threadIdx.x / 32 + k * GEN_WARPS, row, head;
-        int tile = EXACT ? at / (D / 32) : gen_quotient(at, pairs), pair = at - tile * pairs;
-        from[k] = NULL;
-        if (at >= N * pairs || !gen_query(a, p, item, tile * 8 + lane / 4, &row, &head)) continue;
-        from[k] = (const float2 *)(a.qkv + (size_t)row * a.qkv_stride + (size_t)head * a.head_dim +
-                                   pair * 32) +
-                  lane % 4;
-    }
-    if (wait) pdl_wait();
-#pragma unroll
-    for (int k = 0; k < at_once; k++) {
-        int at = threadIdx.x / 32 + k * GEN_WARPS;
-        bool half = !EXACT && at % pairs * 32 + 16 >= a.head_dim; /* of the last 32 */
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[k][i] = from[k] && !(half && i > 1) ? __ldcg(from[k] + i * 4) : make_float2(0.f, 0.f);
-    }
-#pragma unroll
-    for (int k = 0; k < at_once; k++) {
-        int at = threadIdx.x / 32 + k * GEN_WARPS;
-        if (at < N * pairs)
-            frag[at * 32 + lane] =
-                make_uint4(pack2<T>(x[k][0].x, x[k][0].y), pack2<T>(x[k][1].x, x[k][1].y),
-                           pack2<T>(x[k][2].x, x[k][2].y), pack2<T>(x[k][3].x, x[k][3].y));
-    }
-}
-
-/* Positions of the rows of the item's queries, for all warps, which each look themselves; returns
- * from which block on rows differ. */
-__device__ static int gen_put_positions(const struct attn_args &a, const struct gen_plan &p,
-                                        const struct gen_item &item, struct gen_shared *sh) {
-    int lane = threadIdx.x & 31, least = INT_MAX;
-#pragma unroll
-    for (int i = lane; i < 64; i += 32) {
-        int row, head, pos = INT_MAX; /* no query */
-        if (gen_query(a, p, item, i, &row, &head))
-            pos = __ldcg(&a.row_seq[row]) == item.seq ? __ldcg(&a.position[row]) : -1;
-        if (threadIdx.x < 32) sh->pos[i] = pos;
-        least = min(least, pos);
-    }
-    if (a.ancestors) /* rows of the pass hide from each other */
-        for (int r = lane; r < attn_pass_rows(a, item.seq); r += 32)
-            least = min(least, __ldcg(&a.position[item.row + r]) - 1);
-    least = __reduce_min_sync(~0u, least);
-    return least < 0 ? 0 : (int)(((long long)least + 1) / KERN_BLOCK);
-}
-
-/* Tokens of a page that each query sees, for all warps; by all computing threads. */
-__device__ static void gen_put_seen(const struct attn_args &a, const struct gen_plan &p,
-                                    const struct gen_item &item, const struct gen_shared *sh,
-                                    uint64_t *seen, int block) {
-    int i = threadIdx.x, row, head;
-    uint64_t there = attn_quarter_tokens((unsigned)block >> GEN_QUARTER_SHIFT ^ 15);
-    block &= (1 << GEN_QUARTER_SHIFT) - 1;
-    if (i < 64)
-        seen[i] = gen_query(a, p, item, i, &row, &head) && sh->pos[i] >= 0
-                      ? attn_seen(a, item.seq, row, sh->pos[i], block) & there
-                      : 0;
-    named_sync(1, GEN_WARPS * 32);
-}
+#include "kernels/cuda/attention_gen_query.cuh"
 
 /* ---- A page ---- */
 
@@ -138,10 +43,12 @@ struct gen_job {
     const struct gen_item &item;
     struct gen_shared *sh;
     const uint4 *frag; /* queries */
-    /* Shared addresses, of this lane: in gen_shared's top; in the page's weights, [tile][16 tokens]
-     * [lane] pairs of registers, of its own 16 tokens and of the first. */
+    /* Shared addresses, of this lane: in gen_shared's top; in the page's weights, of its own 16
+     * tokens and of the first. Weights are [tile][16 tokens][lane] pairs of registers, or where
+     * gen_is_wide a matrix, [8 N queries][64 tokens] in page.cuh's order. */
     uint32_t top, put, get;
-    int head_dim;
+    uint32_t queries, weights; /* shared addresses */
+    int head_dim, width_log2;  /* of a column of a plane, bytes */
     float scale_log2;
     struct gen_warp w;
 };
@@ -151,13 +58,25 @@ struct gen_job {
  * 16 x 8 tile lane 4 g + t has rows g and g + 8 of queries 2 t and 2 t + 1 ([0], [1]; [2], [3]). */
 template <typename T, int D, bool EXACT, int N> struct gen_node {
     static constexpr int P = gen_cut<D>::pairs, H = D / 16, H2 = (H + 1) / 2;
-    static constexpr int chains = D > 64 ? 4 : 2;       /* sums of a score side by side */
-    static constexpr bool keeps_q = N == 1 && D <= 128; /* queries stay in registers */
+    static constexpr bool wide = gen_is_wide<D, EXACT, N>(), ordered = gen_wide_order<D, EXACT>();
+    static constexpr int chains = D > 64 && !ordered ? 4 : 2;    /* sums of a score side by side */
+    static constexpr bool keeps_q = N == 1 && D <= 128 && !wide; /* queries stay in registers */
+    /* The last fold that waits for its right neighbour stays in registers where they suffice. */
+    static constexpr bool keeps_fold = ordered && N <= 3; /* o; m and l in gen_shared */
     float o[N][P][4], m[N][2], l[N][2];
+    float fold[keeps_fold ? N : 1][P][4];
     uint4 q[keeps_q ? N * H2 : 1];
 
-    /* Whether step i of 16 dimensions exists. */
+    /* Which of a score's sums step i of 16 dimensions goes to; whether it exists. */
+    static __device__ constexpr int chain(int i) { return ordered ? i / (H / 2) : i % chains; }
     static __device__ bool has(int i, int head_dim) { return EXACT || i * 16 < head_dim; }
+
+    /* Where its chunks begin in a plane's row: its column and its place there. */
+    static __device__ uint32_t step(int i, const gen_job &j, uint32_t x) {
+        uint32_t at = i * 32, log2 = EXACT ? 0 : j.width_log2,
+                 width = EXACT ? page_width(D) : 1 << log2;
+        return (EXACT ? at / width : at >> log2) * (width * KERN_BLOCK) + (at & (width - 1) ^ x);
+    }
 
     __device__ uint4 query(const gen_job &j, int n, int k2) {
         int pairs = EXACT ? D / 32 : (j.head_dim + 31) / 32;
@@ -191,8 +110,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         uint32_t a[H][4];
 #pragma unroll
         for (int k = 0; k < H; k++)
-            if (has(k, j.head_dim))
-                ldmatrix4(a[k], k_plane + j.w.k_row + ((uint32_t)(k * 32) ^ j.w.k_x));
+            if (has(k, j.head_dim)) ldmatrix4(a[k], k_plane + j.w.k_row + step(k, j, j.w.k_x));
 #pragma unroll
         for (int n = 0; n < N; n++) {
             float s[chains][4] = {};
@@ -202,10 +120,9 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 uint4 f;
                 if constexpr (keeps_q) f = q[n * H2 + k2];
                 else f = query(j, n, k2);
-                mma16816<T>(s[k2 * 2 % chains], a[k2 * 2], f.x, f.y);
+                mma16816<T>(s[chain(k2 * 2)], a[k2 * 2], f.x, f.y);
                 if (k2 * 2 + 1 < H && has(k2 * 2 + 1, j.head_dim))
-                    mma16816<T>(s[(k2 * 2 + 1) % chains], a[k2 * 2 + 1 < H ? k2 * 2 + 1 : 0], f.z,
-                                f.w);
+                    mma16816<T>(s[chain(k2 * 2 + 1)], a[k2 * 2 + 1 < H ? k2 * 2 + 1 : 0], f.z, f.w);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -216,11 +133,13 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
     }
 
     /* Scores, scaled and masked, of M tiles (of one page or more) to weights in shared memory; top:
-     * the page's largest of each query; seen: where MASKED, the tokens that a query sees, else all.
-     * All four warps pass its two barriers. */
+     * the page's largest of each query; seen: where MASKED, the tokens that a query sees, else all;
+     * v_plane: its V, of which there what no query sees becomes zeros, if the tensor cores read it
+     * where it lies. All four warps pass its two barriers. */
     template <bool MASKED, int M>
     __device__ static void weigh(float (&x)[M][4], float (&top)[M][2], const gen_job &j,
-                                 const uint64_t *seen) {
+                                 const uint64_t *seen, uint32_t v_plane) {
+        const uint32_t one[4] = {gen_ones<T>(), gen_ones<T>(), gen_ones<T>(), gen_ones<T>()};
         int g = j.w.lane / 4, t = j.w.lane % 4;
 #pragma unroll
         for (int i = 0; i < M; i++)
@@ -274,10 +193,44 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
             for (int h = 0; h < 2; h++)
                 w[h] = transposed(pack2_weights<T>(exp2_fast(x[i][h * 2] - from[0]),
                                                    exp2_fast(x[i][h * 2 + 1] - from[1])));
-            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(j.put + i * 1024), "r"(w[0]),
-                         "r"(w[1]));
+            if constexpr (wide) {
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(j.put + i * WIDE_TILE), "r"(w[0]));
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"((j.put ^ 16) + i * WIDE_TILE),
+                             "r"(w[1]));
+            } else
+                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(j.put + i * 1024), "r"(w[0]),
+                             "r"(w[1]));
+            if constexpr (ordered) {
+                float sum[4] = {};
+                mma16816<T>(sum, one, w[0], w[1]);
+                if (g == 0) {
+                    j.sh->sum[i * 8 + t * 2][j.w.warp] = sum[0];
+                    j.sh->sum[i * 8 + t * 2 + 1][j.w.warp] = sum[1];
+                }
+            }
+        }
+        if constexpr (wide) {
+            if (MASKED) clear_unseen(v_plane, some_see(j, seen));
+            async_fence();
         }
         named_sync(1, GEN_WARPS * 32);
+    }
+
+    /* Tokens that some query sees; whole warp. */
+    static __device__ uint64_t some_see(const gen_job &j, const uint64_t *seen) {
+        uint64_t mine = seen[j.w.lane] | seen[min(j.w.lane + 32, GEN_MAX_Q - 1)];
+        return (uint64_t)__reduce_or_sync(~0u, (uint32_t)(mine >> 32)) << 32 |
+               __reduce_or_sync(~0u, (uint32_t)mine);
+    }
+
+    /* Zeros for all other tokens of a plane of wide heads; a thread a token's row of a column. */
+    static __device__ void clear_unseen(uint32_t v_plane, uint64_t some) {
+        int token = threadIdx.x % KERN_BLOCK;
+        if (some >> token & 1) return;
+        uint32_t to = v_plane + threadIdx.x / KERN_BLOCK * WIDE_COLUMN + token * 128;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to + i * 16), "r"(0));
     }
 
     /* Join the page whose weights lie from `tile` on: weights times V; where MASKED, what no row
@@ -286,7 +239,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
     __device__ void values(const float (*top)[2], const gen_job &j, int tile, uint32_t v_plane,
                            const uint64_t *seen) {
         const uint32_t one[4] = {gen_ones<T>(), gen_ones<T>(), gen_ones<T>(), gen_ones<T>()};
-        uint32_t v[P][4][4], step = 32 * (EXACT ? D : j.head_dim);
+        uint32_t v[P][4][4], tokens = 16 * (EXACT ? page_width(D) : 1 << j.width_log2);
 #pragma unroll
         for (int y = 0; y < P; y++) {
             int pair = j.w.warp + 4 * y;
@@ -294,13 +247,10 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 if (!has(pair, EXACT ? D : j.head_dim)) break;
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                ldmatrix4_trans(v[y][k],
-                                v_plane + j.w.v_row + k * step + ((uint32_t)(pair * 32) ^ j.w.v_x));
+                ldmatrix4_trans(v[y][k], v_plane + j.w.v_row + k * tokens + step(pair, j, j.w.v_x));
         }
         if constexpr (MASKED) {
-            uint64_t mine = seen[j.w.lane] | seen[j.w.lane + 32];
-            uint64_t some = (uint64_t)__reduce_or_sync(~0u, (uint32_t)(mine >> 32)) << 32 |
-                            __reduce_or_sync(~0u, (uint32_t)mine);
+            uint64_t some = some_see(j, seen);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 uint32_t bits = (uint32_t)(some >> (k * 16)) >> (j.w.lane % 4 * 2), keep[2];
@@ -323,7 +273,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                              : "r"(j.get + (tile + n) * 1024 + k * 256));
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                mma16816<T>(sum, one, w[k][0], w[k][1]);
+                if constexpr (!ordered) mma16816<T>(sum, one, w[k][0], w[k][1]);
 #pragma unroll
                 for (int y = 0; y < P; y++) {
                     if (D % 64 || !EXACT)
@@ -331,8 +281,17 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                     mma16816<T>(u[y], v[y][k], w[k][0], w[k][1]);
                 }
             }
+            if constexpr (ordered) weights(j, tile + n, sum[0], sum[1]);
             join(n, top[n], sum[0], sum[1], u);
         }
+    }
+
+    /* The sums that `weigh` left of a tile's weights. */
+    static __device__ void weights(const gen_job &j, int tile, float &l0, float &l1) {
+        const float4 *at = (const float4 *)j.sh->sum[tile * 8 + j.w.lane % 4 * 2], a = at[0],
+                     b = at[1];
+        l0 = (a.x + a.y) + (a.z + a.w);
+        l1 = (b.x + b.y) + (b.z + b.w);
     }
 
     /* Tile n joins (m, l, u), its right neighbour. */
@@ -349,6 +308,20 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 o[n][y][e] = gen_join(o[n][y][e], wa[e % 2], u[y][e], wb[e % 2]);
     }
 
+    /* A page's u as wide_values leaves it. */
+    __device__ void join_page(const gen_job &j, const float (&top)[N][2],
+                              const float (&u)[2][N][4]) {
+        static_assert(!wide || P == 2, "");
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float of[P][4], l[2];
+            weights(j, n, l[0], l[1]);
+#pragma unroll
+            for (int e = 0; e < 4 * P; e++) of[e / 4][e % 4] = u[e / 4 % 2][n][e % 4];
+            join(n, top[n], l[0], l[1], of);
+        }
+    }
+
     /* ---- A node that is whole ---- */
 
     /* Its own place of tile n on the stack, thread by thread. */
@@ -359,11 +332,77 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                threadIdx.x;
     }
 
-    /* Fold `idx` of an item: joined with the nodes to its left; all but the last wait. */
+    /* The node waits in place 0, registers, or 1, shared memory; is joined with the one that does.
+     * All warps have the same m and l, and the barriers of the pages between keep them. */
+    __device__ void keep(const gen_job &j, int place) {
+        float4 *shelf = on_shelf(j);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (j.w.warp == 0 && j.w.lane < 4)
+                    j.sh->fold[place][n * 8 + j.w.lane * 2 + r] = make_float2(m[n][r], l[n][r]);
+#pragma unroll
+            for (int y = 0; y < P; y++) {
+                if (place)
+                    shelf[(n * P + y) * (GEN_WARPS * 32)] =
+                        make_float4(o[n][y][0], o[n][y][1], o[n][y][2], o[n][y][3]);
+                else
+#pragma unroll
+                    for (int e = 0; e < 4; e++) fold[n][y][e] = o[n][y][e];
+            }
+        }
+    }
+    __device__ void join_kept(const gen_job &j, int place) {
+        const float4 *shelf = on_shelf(j);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float mb[2] = {m[n][0], m[n][1]}, lb[2] = {l[n][0], l[n][1]}, u[P][4];
+#pragma unroll
+            for (int y = 0; y < P; y++) {
+                float4 a;
+                if (place) a = shelf[(n * P + y) * (GEN_WARPS * 32)];
+                else a = make_float4(fold[n][y][0], fold[n][y][1], fold[n][y][2], fold[n][y][3]);
+#pragma unroll
+                for (int e = 0; e < 4; e++) u[y][e] = o[n][y][e];
+                o[n][y][0] = a.x, o[n][y][1] = a.y, o[n][y][2] = a.z, o[n][y][3] = a.w;
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float2 a = j.sh->fold[place][n * 8 + j.w.lane % 4 * 2 + r];
+                m[n][r] = a.x, l[n][r] = a.y;
+            }
+            join(n, mb, lb[0], lb[1], u);
+        }
+    }
+    __device__ float4 *on_shelf(const gen_job &j) {
+        return (float4 *)((uint8_t *)j.sh + j.p.shelf) + threadIdx.x;
+    }
+
+    /* Fold `idx` of an item: joined with the nodes to its left; all but the last wait, and a new
+     * one begins. */
     __device__ void climb(const gen_job &j, int idx, bool last) {
         constexpr int S = GEN_WARPS * 32;
         int level = 0;
-        for (int left = idx; last ? left != 0 : left & 1; left >>= 1, level++) {
+        if constexpr (keeps_fold) {
+            if (idx & 1) join_kept(j, 0);
+            else if (!last) {
+                keep(j, 0);
+                clear();
+                return;
+            }
+            level = 1;
+            if (j.p.shelf) {
+                if (idx & 2) join_kept(j, 1);
+                else if (!last) {
+                    keep(j, 1);
+                    clear();
+                    return;
+                }
+                level = 2;
+            }
+        }
+        for (int left = idx >> level; last ? left != 0 : left & 1; left >>= 1, level++) {
             if (!(left & 1)) continue;
 #pragma unroll
             for (int n = 0; n < N; n++) {
@@ -394,6 +433,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 to[(4 * P + 2 + r) * S] = l[n][r];
             }
         }
+        clear();
     }
 
     /* The item's node to its slot: with an exact head_dim one address and offsets. */
@@ -460,7 +500,7 @@ __device__ static inline void gen_pages(gen_node<T, D, EXACT, N> &node, const ge
         node.scores(x + i * N, j, ring.data + stage * ring.plane);
         gen_give_back(ring, stage);
     }
-    node.template weigh<MASKED, M * N>(x, top, j, seen);
+    node.template weigh<MASKED, M * N>(x, top, j, seen, 0);
 #pragma unroll
     for (int i = 0; i < M; i++) {
         int stage = gen_take(ring, 2 * i + 1);

@@ -28,8 +28,7 @@ __device__ static inline void add_values(const uint32_t (&p)[16], uint32_t v_sme
 #pragma unroll
         for (int n = 0; n < HD / 16; n++) {
             uint32_t b[4];
-            ldmatrix4_trans(b, v_smem + (16 * k + token) * (HD * 2) +
-                                   page_chunk(token, 2 * n + c, HD) * 16);
+            ldmatrix4_trans(b, v_smem + page_chunk(16 * k + token, 2 * n + c, HD));
             mma16816<T>(o[2 * n], x, b[0], b[1]);
             mma16816<T>(o[2 * n + 1], x, b[2], b[3]);
         }
@@ -108,8 +107,8 @@ __global__ void __launch_bounds__(PROMPT_THREADS)
         if (e >= n_whole) {
             int n_seen = t.last - a.block[list + e] * KERN_BLOCK + 1;
             for (int i = threadIdx.x; i < KERN_BLOCK * HD / 8; i += PROMPT_THREADS)
-                clean_values<T>((uint4 *)(smem + prompt_shape<HD>::PLANE) + i, i / (HD / 8), n_seen,
-                                bad);
+                clean_values<T>((uint4 *)(smem + prompt_shape<HD>::PLANE) + i,
+                                i * 16 % page_column(HD) / page_width(HD), n_seen, bad);
             __syncthreads();
             uint64_t spoilt = (uint64_t)bad[1] << 32 | bad[0];
             if (spoilt) spoil_weights(s, spoilt & seen[0], spoilt & seen[1]);

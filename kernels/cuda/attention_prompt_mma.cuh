@@ -120,10 +120,10 @@ __device__ static inline void score_page(const queries<T, HD> &q, uint32_t k_sme
     for (int k = 0; k < HD / 16; k++) {
         uint32_t x[4], b[4];
         q.get(k, x);
-        uint32_t at = k_smem + token * (HD * 2) + page_chunk(token, 2 * k + c, HD) * 16;
+        uint32_t at = k_smem + page_chunk(token, 2 * k + c, HD);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            ldmatrix4(b, at + n * 16 * (HD * 2));
+            ldmatrix4(b, at + n * 16 * page_width(HD));
             mma16816<T>(*(float(*)[4]) & s[8 * n], x, b[0], b[1]);
             mma16816<T>(*(float(*)[4]) & s[8 * n + 4], x, b[2], b[3]);
         }

@@ -7,10 +7,8 @@
  * the next beside the latter. Queries, weights and both accumulators lie in registers, so shared
  * memory feeds only K and V.
  *
- * page.cuh's order of a plane is what the tensor cores' own swizzles expect (32, 64 or 128 bytes,
- * by how many chunks the head has), once the plane is cut into columns of one swizzle's width: the
- * copy's box does that, [head_dim * 2 / width][64 tokens][width]. Page ids are a dimension of the
- * tensor; one that is negative yields zeros.
+ * page.cuh's order of a plane is what the tensor cores' own swizzles expect. Page ids are a
+ * dimension of the tensor; one that is negative yields zeros.
  *
  * Napkin, head_dim 128: a page is 2 x 16 KB and 4.2 MFLOP for the tile, 1,024 clocks of the tensor
  * cores; exponentials 512 clocks of the special function units, beside them. L2 gives 32 bytes a
@@ -18,10 +16,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/attention_prompt.cuh"
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define HAVE_WGMMA 1
-#endif
+#include "kernels/cuda/wgmma.cuh"
 
 enum {
     GROUP_Q = 64, /* queries of a warpgroup */
@@ -66,7 +61,7 @@ struct shared_state {
     tile_note note[2];
 };
 
-#ifdef HAVE_WGMMA
+#if HAVE_WGMMA
 
 /* ---- Instructions ---- */
 
@@ -82,32 +77,6 @@ __device__ static inline void copy_plane(uint32_t dst, const CUtensorMap *map, i
                  "l"(map), "r"(0), "r"(head), "r"(page), "r"(bar)
                  : "memory");
 }
-__device__ static inline void wgmma_fence() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ static inline void wgmma_commit() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int N> __device__ static inline void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-/* Keeps the compiler from moving uses of registers that wgmma works on across this place. */
-template <int N> __device__ static inline void hold(float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
-}
-template <int N> __device__ static inline void hold(uint32_t (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
-}
-
-/* Descriptor of a matrix in shared memory; strides in bytes. */
-__device__ static inline uint64_t matrix(uint32_t addr, uint32_t leading, uint32_t stride,
-                                         uint64_t mode) {
-    return (uint64_t)(addr >> 4 & 0x3fff) | (uint64_t)(leading >> 4) << 16 |
-           (uint64_t)(stride >> 4) << 32 | mode << 62;
-}
-
 #define F8(d, i)                                                                                   \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -332,7 +301,7 @@ __device__ static inline void load_queries(const attn_args &a, const my_queries 
         }
     }
     if (W::Q_IN_SMEM) {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        async_fence();
         named_sync(GROUP_BARRIER + group, 128);
     }
 }
@@ -344,7 +313,7 @@ __device__ static inline uint64_t clean_page(uint8_t *v, int n_seen, volatile ui
     typedef wide<HD> W;
     for (int i = threadIdx.x - 128; i < W::PLANE / 16; i += TILE_Q * 2)
         clean_values<T>((uint4 *)v + i, i % (W::COLUMN / 16) / W::P, n_seen, (uint32_t *)bad);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    async_fence();
     named_sync(CLEAN_BARRIER, 128 * N_GROUPS);
     return (uint64_t)bad[1] << 32 | bad[0];
 }
@@ -517,7 +486,7 @@ template <typename T, int HD>
 __global__ void __launch_bounds__(THREADS, 1)
     attention_prompt_wgmma_kernel(attn_args a, int tile_rows, const __grid_constant__ CUtensorMap k,
                                   const __grid_constant__ CUtensorMap v) {
-#ifdef HAVE_WGMMA
+#if HAVE_WGMMA
     extern __shared__ uint8_t raw[];
     __shared__ shared_state sh;
     uint8_t *smem = raw + (-smem_addr(raw) & 1023);
@@ -575,7 +544,7 @@ static int make_map(struct cuda_ctx *c, const struct attn_args *a, bool value, C
     typedef wide<HD> W;
     const cuuint64_t dims[5] = {W::WIDTH / 2, KERN_BLOCK, W::N_COLUMNS, (cuuint64_t)a->n_kv,
                                 INT32_MAX};
-    const cuuint64_t strides[4] = {HD * 2, W::WIDTH, a->kv_head_stride, a->page_stride};
+    const cuuint64_t strides[4] = {W::WIDTH, W::COLUMN, a->kv_head_stride, a->page_stride};
     const cuuint32_t box[5] = {W::WIDTH / 2, KERN_BLOCK, W::N_COLUMNS, 1, 1},
                      steps[5] = {1, 1, 1, 1, 1};
     CUresult rc = find_encode()(

@@ -42,6 +42,24 @@ __device__ static inline void bar_wait(uint32_t bar, uint32_t parity) {
                      : "memory");
 #endif
 }
+/* One lane of a whole warp: unlike a test of the lane's number, the compiler knows that it is one.
+ */
+__device__ static inline bool elected() {
+#if __CUDA_ARCH__ >= 900
+    uint32_t one;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(one));
+    return one;
+#else
+    return threadIdx.x % 32 == 0;
+#endif
+}
+/* What this thread wrote to shared memory is there for bulk copies and wgmma of whoever passes the
+ * next barrier. */
+__device__ static inline void async_fence() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 /* Barrier `id` (0..15) of n threads. */
 __device__ static inline void named_sync(int id, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
