@@ -159,6 +159,7 @@ spec() {
         --repeats 7 >"$out/spec.txt" || return 1
     awk '/^kind / { table = 1; sub("off tok/s", "off_tok_s"); sub("same text", "same_text"); sub("auto/best", "auto_over_best")
             sub("tok/round", "tok_per_round"); $1 = $1; gsub(" ", ","); print; next }
+        /^engine outside/ { table = 0 }
         table && NF > 8 { gsub("%", ""); $0 = plain($0); $1 = $1; gsub(" ", ","); print; next }
         NF { print "# " $0 }
         function plain(line,   n, i, w, text) {
