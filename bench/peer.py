@@ -7,7 +7,8 @@ decoding does one step after another. Between turns both rest, so that neither's
   python3 bench/peer.py --model MODEL.gguf --llama-include DIR --llama-lib DIR [--threads 2] [--reps 7]
                         [--kv-type q8_0]
 
-The llama.cpp build is yours (its own README says how; use its native CPU options). DIRs hold llama.h, ggml.h and
+The llama.cpp build is yours (its own README says how; use its native CPU options; clang before 15 wants -D__AMX_INT8__
+too, or its AMX kernels are left out). DIRs hold llama.h, ggml.h and
 libllama.so. Every setting of flash attention and of its repacked buffers is tried first, with --kv-type q8_0 its 8-bit
 caches beside those of f16, and the peer's best one at each point is the one that is compared. Writes one CSV row a
 point with the floors that bench_step measures in the same run beside it (bytes over read bandwidth, products over

@@ -5,7 +5,7 @@
  * are one warpgroup, a page's 64 tokens are the 64 rows of its scores, and of o each warp gets the
  * dimensions that it has with mma.m16n8k16, lane by lane. K, V, queries and weights are read from
  * shared memory by the tensor cores themselves: neither instructions nor registers are spent on
- * fragments, and the next page's scores run beside this one's values. */
+ * fragments, so 24 queries and a node that waits fit 128 registers. */
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -18,7 +18,8 @@ enum {
 
 /* Whether a page's sums go in the order of wgmma's products (scores: two chains, over half of the
  * dimensions each; weights: of 16 tokens each, then those), and whether these make them: a tile of
- * 8 queries is quicker by mma.m16n8k16, whose products add up the same. */
+ * 8 queries is quicker by mma.m16n8k16, whose products add up the same on an H200: no document says
+ * so, tests/test_cuda_attention.c does (one row's bits against those of several). */
 template <int D, bool EXACT> __device__ constexpr bool gen_wide_order() {
     return HAVE_WGMMA && EXACT && D == WIDE_DIM;
 }
