@@ -178,13 +178,16 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
 
 /* ---- The kernel ---- */
 
-/* Registers leave room for two combining blocks (64 a thread) beside two of these: a quarter of a
- * multiprocessor has up to three of their warps, so they have 128. */
+/* Threads for which registers must suffice. Of two blocks an SM, where that costs no spills: 128 a
+ * thread, so that two combining blocks (64) find room beside them; a quarter of a multiprocessor
+ * has up to three of their warps. */
+template <int D, bool EXACT, int N> constexpr int gen_bound() {
+    return gen_cut<D>::per_sm < 2                                        ? GEN_THREADS
+           : EXACT && (N == 1 || N == 3 && (D == 64 || HAVE_WGMMA != 0)) ? 224
+                                                                         : 192;
+}
 template <typename T, int D, bool EXACT, int N>
-__global__ void __launch_bounds__(gen_cut<D>::per_sm < 2 ? GEN_THREADS
-                                  : N <= 3 && EXACT      ? 224
-                                                         : 192,
-                                  gen_cut<D>::per_sm)
+__global__ void __launch_bounds__(gen_bound<D, EXACT, N>(), gen_cut<D>::per_sm)
     attention_gen_kernel(const __grid_constant__ struct attn_args a,
                          const __grid_constant__ struct gen_plan p) {
     extern __shared__ __align__(1024) uint8_t smem[];
