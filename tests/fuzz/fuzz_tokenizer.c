@@ -2,6 +2,7 @@
  * same ids twice, and lossless where every byte has a token. */
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,8 +30,10 @@ static const struct tokenizer *open_once(int which) {
     struct err e = {0};
     struct gguf *g;
     if (opened[which]) return opened[which];
-    if (gguf_open(&g, vocabs[which].path, &e) || tokenizer_open_gguf(&opened[which], g, &e))
+    if (gguf_open(&g, vocabs[which].path, &e) || tokenizer_open_gguf(&opened[which], g, &e)) {
+        fprintf(stderr, "%s (run from the repository's root)\n", e.message);
         abort();
+    }
     gguf_close(g);
     return opened[which];
 }
