@@ -21,6 +21,7 @@
 
 #define __host__
 #define __device__
+#define constexpr
 #include "kernels/cuda/page.cuh"
 
 enum { MAX_SEQS = 40, MAX_ROWS = 256 };

@@ -134,9 +134,9 @@ __device__ static inline uint64_t attn_seen(const struct attn_args &a, int seq, 
 
 /* ---- Copies to shared memory; addresses are 32-bit shared ones ---- */
 
-/* A whole warp copies `bytes` (a multiple of 16, both sides 16-byte aligned) to shared memory;
- * `bar`, initialised with COPY_ARRIVALS for each copy of a phase, completes when they have landed.
- * One bulk copy where the chip has them. */
+/* Where chips have no bulk copies: a whole warp copies `bytes` (a multiple of 16, both sides
+ * 16-byte aligned) to shared memory; `bar`, initialised with COPY_ARRIVALS for each copy of a
+ * phase, completes when they have landed. Of a bulk copy one arrives. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define COPY_ARRIVALS 1
 #else
@@ -145,22 +145,11 @@ __device__ static inline uint64_t attn_seen(const struct attn_args &a, int seq, 
 __device__ static inline void copy_to_smem(uint32_t dst, const void *src, uint32_t bytes,
                                            uint32_t bar) {
     int lane = threadIdx.x & 31;
-#if __CUDA_ARCH__ >= 900
-    if (lane) return;
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1], %2, [%3];" ::"r"(dst),
-                 "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar)
-                 : "memory");
-#else
     const char *from = (const char *)__cvta_generic_to_global(src);
     for (uint32_t i = lane * 16; i < bytes; i += 32 * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst + i), "l"(from + i)
                      : "memory");
     copies_arrive(bar);
-#endif
 }
 
 /* ---- Matrices ---- */

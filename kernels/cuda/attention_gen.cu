@@ -322,7 +322,6 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
     if (p->n_stages > GEN_MAX_STAGES) p->n_stages = GEN_MAX_STAGES;
     p->window = (int)((GEN_WINDOW / (size_t)per_sm + plane - 1) / plane);
     if (p->window < 2) p->window = 2;
-    if (p->window > p->n_stages) p->window = p->n_stages;
     if (p->n_stages < 2)
         return cuda_note(c, cudaErrorInvalidConfiguration, "attention: too many lists", __FILE__,
                          __LINE__);

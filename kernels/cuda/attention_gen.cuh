@@ -33,6 +33,7 @@ template <int D> struct gen_cut {
     static constexpr int per_sm = D <= 128 ? 2 : 1;   /* blocks */
     static constexpr int tile_floats = 4 * pairs + 4; /* of a node of a tile, a thread */
 };
+static_assert(gen_cut<128>::max_q <= GEN_MAX_Q && gen_cut<256>::max_q <= GEN_MAX_Q, "");
 static inline int gen_max_q(int head_dim) {
     return head_dim <= 128 ? gen_cut<128>::max_q : gen_cut<256>::max_q;
 }

@@ -59,8 +59,8 @@ struct gen_job {
 template <typename T, int D, bool EXACT, int N> struct gen_node {
     static constexpr int P = gen_cut<D>::pairs, H = D / 16, H2 = (H + 1) / 2;
     static constexpr bool wide = gen_is_wide<D, EXACT, N>(), ordered = gen_wide_order<D, EXACT>();
-    static constexpr int chains = D > 64 && !ordered ? 4 : 2;    /* sums of a score side by side */
-    static constexpr bool keeps_q = N == 1 && D <= 128 && !wide; /* queries stay in registers */
+    static constexpr int chains = D > 64 && !ordered ? 4 : 2; /* sums of a score side by side */
+    static constexpr bool keeps_q = N == 1 && D <= 128;       /* queries stay in registers */
     /* The last fold that waits for its right neighbour stays in registers where they suffice. */
     static constexpr bool keeps_fold = ordered && N <= 3; /* o; m and l in gen_shared */
     float o[N][P][4], m[N][2], l[N][2];

@@ -35,11 +35,9 @@ __device__ static inline uint32_t wide_matrix(uint32_t addr) {
 
 #if HAVE_WGMMA
 #define TILE(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define TILES_1(d) TILE(d, 0)
 #define TILES_3(d) TILE(d, 0), TILE(d, 1), TILE(d, 2)
 #define TILES_5(d) TILE(d, 0), TILE(d, 1), TILE(d, 2), TILE(d, 3), TILE(d, 4)
-#define REGS_1 "%0,%1,%2,%3"
-#define REGS_3 REGS_1 ",%4,%5,%6,%7,%8,%9,%10,%11"
+#define REGS_3 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
 #define REGS_5 REGS_3 ",%12,%13,%14,%15,%16,%17,%18,%19"
 
 /* d[64 x 8 n] (+)= a b, `bytes` into two wide_matrix; TURNED: a's columns are contiguous there. The
@@ -57,10 +55,8 @@ __device__ static inline uint32_t wide_matrix(uint32_t addr) {
                      : "r"(a + a_bytes / 16), "r"(b + b_bytes / 16), "r"(high), "r"(add),          \
                        "n"(TURNED));                                                               \
     }
-WIDE_FOR(__half, "f16", 1, 8, 4, 5, 6, 7, 8)
 WIDE_FOR(__half, "f16", 3, 24, 12, 13, 14, 15, 16)
 WIDE_FOR(__half, "f16", 5, 40, 20, 21, 22, 23, 24)
-WIDE_FOR(__nv_bfloat16, "bf16", 1, 8, 4, 5, 6, 7, 8)
 WIDE_FOR(__nv_bfloat16, "bf16", 3, 24, 12, 13, 14, 15, 16)
 WIDE_FOR(__nv_bfloat16, "bf16", 5, 40, 20, 21, 22, 23, 24)
 #undef WIDE_FOR

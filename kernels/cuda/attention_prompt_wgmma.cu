@@ -31,11 +31,10 @@ enum {
 };
 
 template <int HD> struct wide {
-    static constexpr int CHUNKS = HD / 8;
-    static constexpr int P = (CHUNKS & -CHUNKS) > 8 ? 8 : CHUNKS & -CHUNKS;
-    static constexpr int WIDTH = P * 16; /* bytes of a column of the plane: the swizzle */
+    static constexpr int P = page_chunks(HD);
+    static constexpr int WIDTH = page_width(HD); /* bytes of a column's row: the swizzle */
     static constexpr int N_COLUMNS = HD * 2 / WIDTH;
-    static constexpr int COLUMN = KERN_BLOCK * WIDTH; /* bytes */
+    static constexpr int COLUMN = page_column(HD);
     static constexpr int PLANE = KERN_BLOCK * HD * 2;
     static constexpr uint64_t MODE = WIDTH == 128 ? 1 : WIDTH == 64 ? 2 : 3;
     static constexpr bool Q_IN_SMEM = HD > 128;

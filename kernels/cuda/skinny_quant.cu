@@ -56,6 +56,7 @@
  *   tiles, to 3 us more, for Q8_0 (where a block ends early its SM may get two blocks of the next
  *   kernel; with 128 blocks of equal shares, which leave SMs free, half tiles took 18.5). */
 
+#include "kernels/cuda/barrier.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/quant.cuh"
 
@@ -124,17 +125,6 @@ __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[2], uint32
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-/* True in one lane of the warp. */
-__device__ __forceinline__ bool elected() {
-#if __CUDA_ARCH__ >= 900
-    uint32_t one;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(one));
-    return one;
-#else
-    return threadIdx.x % 32 == 0;
-#endif
 }
 __device__ __forceinline__ void copy_16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -500,9 +490,7 @@ __global__ void __launch_bounds__(32 * WARPS<T>, NT == 1 ? 2 : 1)
         for (int i = 0; i < j.slots; i++) barrier_init(feed.bars + 8u * (uint32_t)i);
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(feed.bars + 8 * MAX_SLOTS), "r"(0x47000000)
                      : "memory");
-#if __CUDA_ARCH__ >= 900
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+        async_fence();
     }
     __syncwarp();
 #pragma unroll 1
