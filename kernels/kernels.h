@@ -151,6 +151,9 @@ struct kern_lists {
      * all. Of generated rows that nothing looks at alone, and of blocks that no row of the pass
      * lies in: elsewhere 15. Where kern_device_info.quarters. */
     const uint8_t *quarters;
+    /* Rows, lists, heads and scratch are those of the attention before, in the same pass: a layer
+     * after another of its group. What the backend found out about them then may serve again. */
+    bool repeated;
 };
 
 /* Optional outputs of attention. Zero: none. */

@@ -48,6 +48,7 @@ static struct kern_lists lists_of(const struct model_group *g, int i) {
     l.block += first * (size_t)l.capacity;
     l.n_blocks += first;
     if (l.quarters) l.quarters += first * (size_t)l.capacity;
+    l.repeated = i > 0 && g->layer_lists == 0;
     return l;
 }
 

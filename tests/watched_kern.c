@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "tests/watched_lists.h"
 
 enum {
     MAX_KEYS = 96,   /* as many as the CUDA backend keeps */
@@ -25,8 +26,7 @@ int __wrap_kern_cpu_open(struct kern **out, const struct kern_options *o, struct
 static const struct kern_ops *real;
 static struct kern_ops table;
 
-static void problem(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static void problem(const char *fmt, ...) {
+void watch_problem(const char *fmt, ...) {
     va_list ap;
     if (watch.problem[0]) return;
     va_start(ap, fmt);
@@ -119,7 +119,7 @@ static void copy_kv(struct kern_kv *to, const struct kern_kv *from) {
 }
 static void copy_lists(struct kern_lists *to, const struct kern_lists *from) {
     COPY(page), COPY(block), COPY(n_blocks), COPY(capacity), COPY(seq_stride), COPY(head_stride);
-    COPY(quarters);
+    COPY(quarters), COPY(repeated);
 }
 static void copy_taps(struct kern_attn_taps *to, const struct kern_attn_taps *from) {
     COPY(mass), COPY(mass_line), COPY(mass_head_stride), COPY(quarter_mass), COPY(head_mass),
@@ -151,22 +151,6 @@ static void copy_next(struct kern_next *to, const struct kern_next *from) {
     COPY(logit_row), COPY(params), COPY(list), COPY(list_capacity);
 }
 
-/* A row's K and V go to the page that its sequence's list has for its position. */
-static void check_slots(const struct kern_batch *b, const struct kern_lists *l) {
-    for (int r = 0; r < b->rows.n_gen + b->rows.n_prompt; r++) {
-        int s = b->row_seq[r], i = 0;
-        if (s < 0) continue;
-        const size_t list = (size_t)s * (size_t)l->seq_stride, at = list * (size_t)l->capacity;
-        while (i < l->n_blocks[list] && l->block[at + (size_t)i] != b->position[r] / KERN_BLOCK)
-            i++;
-        if (s >= b->n_seqs || r < b->seq_row[s] || r >= b->seq_row[s] + b->seq_n_rows[s])
-            problem("row %d is not one of sequence %d", r, s);
-        else if (i == l->n_blocks[list] || l->page[at + (size_t)i] != b->slot_page[r])
-            problem("row %d at position %d of sequence %d writes to page %d", r, b->position[r], s,
-                    b->slot_page[r]);
-    }
-}
-
 static int execute(struct kern *k, const struct call *c) {
     const void *const *in = c->in;
     void *const *out = c->out;
@@ -186,7 +170,7 @@ static int execute(struct kern *k, const struct call *c) {
     case OP_ROPE_KV:
         return real->rope_kv(k, &c->batch, &c->rope, c->n[0], out[0], &c->kv);
     case OP_ATTENTION:
-        check_slots(&c->batch, &c->lists);
+        watch_lists(&c->batch, &c->lists, c->kv.n_kv_heads, out[0]);
         return real->attention(k, &c->batch, &c->lists, c->n[0], c->f, in[0], &c->kv, &c->taps,
                                out[0], out[1]);
     case OP_NOTE_STATES:
@@ -235,7 +219,7 @@ static int record_begin(struct kern *k, const uint64_t key[KERN_RECORD_KEY], boo
                         struct err *e) {
     enum state s = count_op();
     *replayed = false;
-    if (open_recording) problem("record_begin inside a recording");
+    if (open_recording) watch_problem("record_begin inside a recording");
     if (s == FAILS) return lost(e);
     struct recording *r = watch.records ? find(key) : NULL;
     if (!r) return 0;
@@ -257,7 +241,8 @@ static int record_end(struct kern *k, struct err *e) {
     (void)k;
     if (count_op() == FAILS) return lost(e);
     struct recording *r = open_recording;
-    if (r && n_at != r->n_calls) problem("a recording of %d calls has now %d", r->n_calls, n_at);
+    if (r && n_at != r->n_calls)
+        watch_problem("a recording of %d calls has now %d", r->n_calls, n_at);
     open_recording = NULL;
     return 0;
 }
@@ -266,15 +251,16 @@ static void record(const struct call *c) {
     struct recording *r = open_recording;
     if (!r) return;
     if (n_at == MAX_CALLS) {
-        problem("more than %d calls in a recording", MAX_CALLS);
+        watch_problem("more than %d calls in a recording", MAX_CALLS);
         return;
     }
     if (r->n_uses == 1) r->call[r->n_calls++] = *c;
     else if (n_at >= r->n_calls || memcmp(&r->call[n_at], c, sizeof *c) != 0)
-        problem("call %d (operation %d) under key %llx %llu %llu %llu %llu %llu is not what it was",
-                n_at, (int)c->op, (unsigned long long)r->key[0], (unsigned long long)r->key[1],
-                (unsigned long long)r->key[2], (unsigned long long)r->key[3],
-                (unsigned long long)r->key[4], (unsigned long long)r->key[5]);
+        watch_problem(
+            "call %d (operation %d) under key %llx %llu %llu %llu %llu %llu is not what it was",
+            n_at, (int)c->op, (unsigned long long)r->key[0], (unsigned long long)r->key[1],
+            (unsigned long long)r->key[2], (unsigned long long)r->key[3],
+            (unsigned long long)r->key[4], (unsigned long long)r->key[5]);
     n_at++;
 }
 
@@ -286,7 +272,7 @@ static int run(struct kern *k, const struct call *c) {
 }
 
 static void outside(const char *what) {
-    if (open_recording) problem("%s inside a recording", what);
+    if (open_recording) watch_problem("%s inside a recording", what);
 }
 
 /* ---- Operations ---- */
@@ -520,7 +506,7 @@ static bool is_pinned(const void *p, size_t bytes) {
 
 static void keep(void *host, const void *bytes_of, size_t bytes, bool fetch) {
     if (n_copies == MAX_COPIES || n_copied + bytes > COPY_BYTES) {
-        problem("%d copies, %zu bytes between two syncs", n_copies, n_copied + bytes);
+        watch_problem("%d copies, %zu bytes between two syncs", n_copies, n_copied + bytes);
         return;
     }
     copies[n_copies].host = host;
@@ -561,7 +547,7 @@ static int op_fetch(struct kern *k, void *host, const void *src, size_t bytes, s
     outside("a fetch");
     if (s == FAILS) return lost(e);
     atomic_fetch_add(&watch.n_fetches, 1);
-    if (!is_pinned(host, bytes)) problem("a fetch to memory that is not pinned");
+    if (!is_pinned(host, bytes)) watch_problem("a fetch to memory that is not pinned");
     keep(host, src, bytes, true);
     memset(host, 0xA5, bytes);
     return 0;
@@ -577,8 +563,8 @@ static int op_sync(struct kern *k, struct err *e) {
     for (int i = 0; i < n_copies; i++) {
         if (copies[i].fetch) memcpy(copies[i].host, copied + copies[i].at, copies[i].bytes);
         else if (memcmp(copies[i].host, copied + copies[i].at, copies[i].bytes) != 0)
-            problem("the source of upload %d (%zu bytes) changed before the sync", i,
-                    copies[i].bytes);
+            watch_problem("the source of upload %d (%zu bytes) changed before the sync", i,
+                          copies[i].bytes);
     }
     memset(waits, 0, sizeof waits);
     n_copies = 0;
@@ -606,7 +592,8 @@ static int op_mark(struct kern *k, int i) {
 }
 
 static int op_elapsed(struct kern *k, int from, int to, int64_t *ns) {
-    if (waits[from] || waits[to]) problem("the time of marks %d and %d before a sync", from, to);
+    if (waits[from] || waits[to])
+        watch_problem("the time of marks %d and %d before a sync", from, to);
     int rc = real->elapsed(k, from, to, ns);
     if (recorded_at[from] != recorded_at[to]) *ns = 0;
     return rc;
@@ -631,6 +618,7 @@ void watch_reset(bool records) {
     atomic_store(&watch.n_fetches, 0);
     atomic_store(&watch.n_downloads, 0);
     watch.problem[0] = 0;
+    watch_lists_reset();
     open_recording = NULL;
     n_copies = n_at = 0;
     n_copied = 0;
