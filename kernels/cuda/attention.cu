@@ -8,19 +8,24 @@
 
 #include "base/err.h"
 
+/* In front of the scratch, and left alone by all others that use it. */
+static size_t attn_found_bytes(struct kern_rows rows, int n_seqs, int n_heads) {
+    return rows.n_gen > 0 ? cuda_attention_gen_found_bytes(n_seqs, n_heads) : 0;
+}
+
 size_t kern_cuda_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
                                     int n_heads, int head_dim, int list_capacity) {
     const struct cuda_ctx *c = cuda_ctx(k);
     size_t gen = cuda_attention_gen_bytes(c, rows.n_gen, n_seqs, n_heads, head_dim, list_capacity);
     size_t prompt = cuda_attention_prompt_bytes(c, rows.n_gen, rows.n_prompt, n_seqs, n_heads,
                                                 head_dim, list_capacity);
-    return gen > prompt ? gen : prompt;
+    return attn_found_bytes(rows, n_seqs, n_heads) + (gen > prompt ? gen : prompt);
 }
 
 static struct attn_args attn_args(const struct kern_batch *b, const struct kern_lists *lists,
                                   int n_heads, float scale, const float *qkv,
                                   const struct kern_kv *kv, const struct kern_attn_taps *taps,
-                                  void *scratch, float *out) {
+                                  float *out) {
     struct attn_args a = {};
     a.n_gen = b->rows.n_gen, a.n_prompt = b->rows.n_prompt, a.n_seqs = b->n_seqs;
     a.position = b->position, a.row_seq = b->row_seq;
@@ -53,7 +58,6 @@ static struct attn_args attn_args(const struct kern_batch *b, const struct kern_
         a.ancestors = taps->ancestors;
         a.kv_bytes = (unsigned long long *)taps->kv_bytes_read;
     }
-    a.scratch = (uint8_t *)scratch;
     return a;
 }
 
@@ -79,9 +83,13 @@ int kern_cuda_attention(struct kern *k, const struct kern_batch *b, const struct
     ASSERT(((uintptr_t)kv->base | kv->page_stride | kv->k_offset | kv->v_offset | kv->head_stride) %
                16 ==
            0);
-    struct attn_args a = attn_args(b, lists, n_heads, scale, qkv, kv, taps, scratch, out);
-    a.scratch_bytes =
-        kern_cuda_attn_scratch_bytes(k, b->rows, b->n_seqs, n_heads, kv->head_dim, lists->capacity);
+    struct attn_args a = attn_args(b, lists, n_heads, scale, qkv, kv, taps, out);
+    size_t found = attn_found_bytes(b->rows, b->n_seqs, n_heads);
+    a.found = (uint8_t *)scratch, a.repeated = lists->repeated && lists->capacity > 0;
+    a.scratch = (uint8_t *)scratch + found;
+    a.scratch_bytes = kern_cuda_attn_scratch_bytes(k, b->rows, b->n_seqs, n_heads, kv->head_dim,
+                                                   lists->capacity) -
+                      found;
     if (a.act) ASSERT(kern_cuda_act_bytes(k, b->rows, n_heads * kv->head_dim) <= taps->act.bytes);
     int rc = cuda_attention_gen(c, &a);
     if (!rc && a.n_prompt > 0) rc = cuda_attention_prompt(c, &a);

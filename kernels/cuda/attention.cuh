@@ -45,6 +45,9 @@ struct attn_args {
     float *quarter_mass; /* beside mass */
     const uint64_t *ancestors;
     unsigned long long *kv_bytes;
+    /* What calls of generated rows leave for those that repeat them; whether this one does. */
+    uint8_t *found;
+    bool repeated;
     /* Scratch of the call, shared by the classes. */
     uint8_t *scratch;
     size_t scratch_bytes;
@@ -54,7 +57,8 @@ struct attn_args {
     bool act_bf16;
 };
 
-/* attention_gen.cu */
+/* attention_gen.cu; bytes of `found`, and of `scratch`. */
+size_t cuda_attention_gen_found_bytes(int n_seqs, int n_heads);
 size_t cuda_attention_gen_bytes(const struct cuda_ctx *c, int n_gen, int n_seqs, int n_heads,
                                 int head_dim, int list_capacity);
 int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a);

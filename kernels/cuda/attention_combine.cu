@@ -11,7 +11,7 @@
  * A block that had to wait for the end of one of attention_gen.cu's would find its work only then
  * (some 3 us), and keep the kernel behind this one from starting early: 32 sequences that had
  * nothing to join lost 4 of 37 us. So there are no more blocks than fit, and where they are many
- * their registers are few.
+ * their registers are few. (One an SM, some with two tasks: 8 to 15 % more for a lone sequence.)
  *
  * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 
@@ -205,23 +205,27 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32, TIGHT ? 8 : 6)
                                  const __grid_constant__ struct gen_plan p) {
     extern __shared__ int smem[];
     __shared__ combine_node<V> side[GEN_COMBINE_WARPS][32];
-    __shared__ int sh_level, sh_longest;
     struct gen_tables t = gen_tables(smem, a.n_seqs, p.n_lists);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int n_tasks = a.n_gen * a.n_heads * p.n_parts;
-    pdl_trigger();
+    /* What the kernel before leaves is read by repeated calls from their first instruction on: no
+     * kernel behind this one starts before it is there. */
+    if (a.repeated) pdl_trigger();
     if (p.n_lists == 0) pdl_wait(); /* no kernel of ours before */
-    gen_clear(a, t);
-    __syncthreads();
-    gen_look(a, p, t);
-    if (warp == 0) {
-        struct gen_sums call;
-        int unused[2], level_of_call = gen_choose(a, p, t, &call);
-        gen_count(a, p, t, level_of_call, unused);
-        sh_level = level_of_call, sh_longest = call.longest;
+    if (a.repeated) gen_fetch_tables(a, p, t, GEN_COMBINE_WARPS * 32);
+    else {
+        gen_clear(a, t);
+        __syncthreads();
+        gen_look(a, p, t);
+        if (warp == 0) {
+            struct gen_sums call;
+            int unused[2], chosen = gen_choose(a, p, t, &call);
+            gen_count(a, p, t, chosen, unused);
+            *t.level = chosen, *t.longest = call.longest;
+        }
     }
     __syncthreads();
-    int level = sh_level, longest = (sh_longest + (1 << level) - 1) >> level;
+    int level = *t.level, longest = (*t.longest + (1 << level) - 1) >> level;
     bool alone = longest <= combine_batch<V>::N; /* a warp takes a task */
     int step = alone ? gridDim.x * GEN_COMBINE_WARPS : gridDim.x;
     int i = alone ? warp * gridDim.x + blockIdx.x : blockIdx.x;
@@ -251,6 +255,7 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32, TIGHT ? 8 : 6)
         }
         if (dry) {
             pdl_wait();
+            if (!a.repeated) pdl_trigger();
             if (a.act && a.act_stride > a.n_heads * a.head_dim) combine_pad(a);
             continue;
         }

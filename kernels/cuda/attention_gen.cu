@@ -11,48 +11,65 @@
  * single pages where there is little to do, thousands of tokens where there is much, so that all
  * blocks have the same share and few partials (gen_choose). A recorded launch thus serves contexts
  * of any length. Two blocks an SM, which hide each other's latency; a warp loads planes of K and V
- * by bulk copies into a ring of some 80 KB, running ahead over items; four compute a page together:
- * each multiplies 16 of its tokens with K and, when they have agreed on the largest score and
- * exchanged weights through shared memory, a quarter of the dimensions with V. So no sums meet
+ * by bulk copies into a ring of 64 or 80 KB, running ahead over items; four compute a page
+ * together: each multiplies 16 of its tokens with K and, when they have agreed on the largest score
+ * and exchanged weights through shared memory, a quarter of the dimensions with V. So no sums meet
  * across warps, and a node's (m, l, o) stay in registers. They multiply by mma.m16n8k16; several
  * tiles of heads of 128 by wgmma on sm_90, which adds up the same (attention_gen_wide.cuh).
  *
- * Nodes wait for their right neighbours: a fold of four pages in registers, one of eight in what is
- * left of the shared memory (the shelf), larger ones in the scratch. That one is what five rows
- * notice: a node of three tiles is 18 KB, there and back in some 1,400 clocks in which its block
- * reads nothing and the other cannot read for two. Every four pages it cost 15 % of 32 sequences
- * behind 8K, every 16 it costs half of that.
+ * Nodes wait for their right neighbours: a fold of four pages in registers, those of eight and 16
+ * in what is left of the shared memory (shelves), larger ones in the scratch. That one is what five
+ * rows notice: a node of three tiles is 18 KB, there and back in some 1,400 clocks in which its
+ * block reads nothing and the other cannot read for two. Of 32 sequences behind 8K it cost 15 %
+ * every four pages; a second shelf instead of a fifth stage saves 2 % there, 3 % behind 131K.
  *
  * Start. Rows, lists, and pages that the pass does not write, are read before pdl_wait (cuda.cuh
  * says why they may be): blocks find their work and load what they can when the product before
  * leaves an SM, while the new K and V are still being rotated. Blocks without work leave at once,
  * so that the next product's take their place and fill their rings.
  *
+ * Finding the work takes a block 4 to 7 us from its first instruction to its first copy: four waits
+ * for memory, one behind the other, and cold code. Blocks of one layer start when those of the
+ * layer before leave, so behind 8K all of that showed. But layers of a group read the same lists:
+ * the first call leaves what it found in the scratch, the others (kern_lists.repeated) begin with
+ * one load and copy after 2 to 3 us. That they may read it so early, the first call's combining
+ * kernel sees to, which lets nothing start before it is there.
+ *
  * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the
  * work and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join
- * 1: 13.4. Measured 12.1, the next call's start beside this one's end. By clocks in both kernels, a
- * block takes 1.3 us to look at rows and lists, 1.5 to find its items, 1.6 to the first copy; its
- * first page 1.3, the others 1; nodes are in the scratch .2 later; all blocks' end is seen by the
- * next kernel .6 after the last. Code is cold in every launch and costs some 2 us for 1,000
- * instructions in a row: that is why few run once, addresses are computed before the wait, and
- * next to nothing lies in local memory (a stack frame of 104 bytes cost 3 % everywhere): on sm_90
- * head_dims without a kernel of their own have up to 152 bytes, the others none.
+ * 1: 13.4. Measured 10.7, the next call's start beside this one's end. Five rows, by clocks in both
+ * kernels (stamps cost some of it): from the wait's end to queries in shared memory .8 to 1.2 us, a
+ * page 1.2, nodes in the scratch .5 behind the last, the wait of the combining kernel over .6 to .9
+ * behind that, the join 1.5, the next call's wait over 1.1 behind the join. A page is 2,300 clocks:
+ * products with K 400, the largest of each query 350, weights 400, two barriers and the fence
+ * between 250, products with V 320, the node 350. Code is cold in every launch and costs some 2 us
+ * for 1,000 instructions in a row: that is why few run once, addresses are computed before the
+ * wait, and next to nothing lies in local memory (a stack frame of 104 bytes cost 3 % everywhere):
+ * on sm_90 head_dims without a kernel of their own have up to 176 bytes, the others none.
+ *
  * Tried: warps with pages of their own, no barriers, and a cluster a KV head instead of the
  * combining kernel. A page is 500 (five rows: 1,300) instructions one after another then, 2.5 to 5
  * us: 16 us here, and 37 with five rows. A round without pages first, so that their code is there
  * (as the combining kernel does): 3 us more, what loads needs the same instructions' bandwidth.
- * Five rows by wgmma with the next page's scores beside this one's values (148 registers without a
- * waiting fold, 168 with): 5 to 10 % slower behind 8K, the same behind more. Three blocks an SM
- * (128 registers, three stages each): 9 % faster behind 8K, 12 % slower with 32 sequences. One tile
- * by wgmma: a page takes 15 % longer than by mma.
  *
- * Bits. A page: weights exp2(score - largest score of the page), rounded to 16 bits; l and o are
- * their products with ones and with V, tokens in order, 16 a step (l of heads of 128 on sm_90: 16
- * each, then those). Four pages, aligned, are joined one after another; those nodes by an aligned
- * binary tree (a leaf of 512 tokens is two of them), a node without a right half being its left
- * one. Levels of items differ by where joins are done: gen_join says how. None of it depends on
- * tiles, items or blocks. What a row does not see weighs exactly 0, and a page that it does not see
- * changes no bit.
+ * Tried on five rows, by wgmma: the next page's scores beside this one's values (148 registers
+ * without a waiting fold, 168 with): 5 to 10 % slower behind 8K, the same behind more. Three blocks
+ * an SM (128 registers, three stages each): 5 % faster behind 8K, 10 % slower behind 32K, 20 % with
+ * 32 sequences. One tile by wgmma: a page takes 15 % longer than by mma. Two pages at a time with
+ * one pair of barriers: 12 % slower behind 32K and a tenth kept. What of the join can be done
+ * before V's products are there, beside them: the same, or 5 % slower where it is kept from coming
+ * between them. Sums of weights by mma beside them: 10 % slower. Folds of two pages, so that 208
+ * blocks and not 104 share 416 pages: 5 % faster there, 3 to 8 % slower elsewhere. Single pages as
+ * items there: 25 % slower. Pages behind the ring asked into L2 (1, 2, 4 a block): the same or up
+ * to 15 % slower. All of the ring asked for at once: up to 3 % slower.
+ *
+ * Bits. A page: weights exp2(score - largest score of the page), the scaled score and the
+ * difference in one fused step, rounded to 16 bits; l and o are their products with ones and with
+ * V, tokens in order, 16 a step (l of heads of 128 on sm_90: 16 each, then those). Four pages,
+ * aligned, are joined one after another; those nodes by an aligned binary tree (a leaf of 512
+ * tokens is two of them), a node without a right half being its left one. Levels of items differ by
+ * where joins are done: gen_join says how. None of it depends on tiles, items or blocks. What a row
+ * does not see weighs exactly 0, and a page that it does not see changes no bit.
  *
  * Never multiplied: scores of unseen tokens are replaced before use; V rows that no row of the item
  * sees are masked to zero in registers, or made zeros in shared memory where wgmma reads them there
@@ -70,6 +87,7 @@ __device__ static inline void gen_page_wide(gen_node<T, D, EXACT, N> &node, cons
                                             struct gen_ring &ring, int first) {
     float x[2][N][4], top[N][2], u[2][N][4];
     int block = j.sh->block[first];
+    uint32_t v_matrix = wide_matrix(ring.data + ring.ahead(1) * ring.plane);
     wide_scores<T, N>(x, wide_matrix(ring.data + ring.ahead(0) * ring.plane),
                       wide_matrix(j.queries));
     wgmma_wait<0>();
@@ -85,8 +103,7 @@ __device__ static inline void gen_page_wide(gen_node<T, D, EXACT, N> &node, cons
         node.template weigh<true>(x[0], top, j, seen, ring.data + v * ring.plane);
     }
     int v = gen_take(ring, 1);
-    wide_values<T, N>(u, wide_matrix(ring.data + ring.ahead(1) * ring.plane),
-                      wide_matrix(j.weights));
+    wide_values<T, N>(u, v_matrix, wide_matrix(j.weights));
     wgmma_wait<0>();
     hold(u[0]), hold(u[1]);
     gen_give_back(ring, v);
@@ -164,8 +181,7 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
         j.top = smem_addr(sh->top) + w.lane % 4 * 32;
         j.get = weights + w.lane * 8;
         j.put = j.get + w.warp * 256;
-        if (gen_is_wide<D, EXACT, N>())
-            j.put = weights + page_chunk(w.lane / 4, w.warp * 2, 64) + w.lane % 4 * 4;
+        if (gen_is_wide<D, EXACT, N>()) j.put = wide_put_at(weights, w.warp, w.lane);
         j.queries = smem_addr(frag), j.weights = weights;
         j.head_dim = a.head_dim, j.scale_log2 = a.scale_log2;
         j.width_log2 = 31 - __clz(page_width(hd));
@@ -213,10 +229,14 @@ __global__ void __launch_bounds__(gen_bound<D, EXACT, N>(), gen_cut<D>::per_sm)
         }
         bar_init_fence();
     }
-    gen_clear(a, t);
+    if (!a.repeated) gen_clear(a, t);
     pdl_trigger();
     __syncthreads();
-    gen_look(a, p, t);
+    if (!a.repeated) gen_look(a, p, t);
+    else if (threadIdx.x < GEN_WARPS * 32) {
+        gen_fetch_tables(a, p, t, GEN_WARPS * 32);
+        named_arrive(2, GEN_THREADS); /* the loading warp waits there */
+    }
     if (threadIdx.x >= GEN_WARPS * 32) gen_load(a, p, sh, t, ring);
     else
         gen_compute<T, D, EXACT, N>(a, p, sh, (uint4 *)(smem + at.queries),
@@ -270,6 +290,11 @@ static size_t gen_stack_bytes(int level, int n_q, int head_dim) {
                  (size_t)floats * GEN_WARPS * 32 * sizeof(float));
 }
 
+size_t cuda_attention_gen_found_bytes(int n_seqs, int n_heads) {
+    return up256((size_t)GEN_MAX_BLOCKS * GEN_START_BYTES +
+                 gen_table_ints(n_seqs, n_seqs * n_heads) * sizeof(int));
+}
+
 /* Grows with every argument, so that scratch for the largest call serves all. */
 size_t cuda_attention_gen_bytes(const struct cuda_ctx *c, int n_gen, int n_seqs, int n_heads,
                                 int head_dim, int list_capacity) {
@@ -320,6 +345,8 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
     if (most < l.ring + 2 * plane || most > c->max_smem) per_sm = 1, most = c->max_smem;
     p->n_stages = most > l.ring ? (int)((most - l.ring) / plane) : 0;
     if (p->n_stages > GEN_MAX_STAGES) p->n_stages = GEN_MAX_STAGES;
+    /* As fast as five, and a second shelf finds room. */
+    if (N == 3 && D == WIDE_DIM && p->n_stages > 4) p->n_stages = 4;
     p->window = (int)((GEN_WINDOW / (size_t)per_sm + plane - 1) / plane);
     if (p->window < 2) p->window = 2;
     if (p->n_stages < 2)
@@ -328,18 +355,18 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
     int grid = c->n_sms * per_sm < GEN_MAX_BLOCKS ? c->n_sms * per_sm : GEN_MAX_BLOCKS;
     p->n_blocks = items < (size_t)grid ? (int)items : grid;
     p->n_few = grid / per_sm;
-    p->few = N == 1 ? 4 : 2;
     /* No more of a multiprocessor than the pages that there can be need: the next kernel's blocks
      * find room the earlier. */
-    p->alone = items <= (size_t)p->few * (size_t)p->n_few;
+    p->alone = items <= (size_t)GEN_FEW * (size_t)p->n_few;
     size_t busy = (size_t)(p->alone ? p->n_few : grid), each = 2 * ((items + busy - 1) / busy);
     if ((size_t)p->n_stages > each) p->n_stages = (int)each;
-    /* What is left of the share serves as shelf. */
+    /* What is left of the share serves as shelves. */
     size_t shelf = (size_t)N * gen_cut<D>::pairs * 4 * sizeof(float) * GEN_WARPS * 32;
     size_t smem = l.ring + (size_t)p->n_stages * plane;
-    p->shelf = 0;
-    if (N <= 3 && EXACT && D == WIDE_DIM && smem + shelf <= most && items > 8 * (size_t)grid)
-        p->shelf = (int)smem, smem += shelf;
+    p->shelf = (int)smem, p->n_shelves = 0;
+    if (N <= 3 && EXACT && D <= WIDE_DIM && items > 8 * (size_t)grid)
+        while (p->n_shelves < GEN_MAX_SHELVES && smem + shelf <= most)
+            smem += shelf, p->n_shelves++;
     if (p->window > p->n_stages) p->window = p->n_stages;
     if (allowed != c->device) {
         int rc = cuda_allow_smem(c, attention_gen_kernel<T, D, EXACT, N>, c->max_smem);

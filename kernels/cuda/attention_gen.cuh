@@ -13,11 +13,14 @@ enum {
     GEN_MAX_STAGES = 32,
     GEN_MAX_Q = 40,       /* queries of an item at most: gen_cut */
     GEN_MAX_BLOCKS = 304, /* of the grid */
+    GEN_FEW = 4,          /* pages of a block up to which one block an SM will do */
     GEN_FOLD = 4,         /* pages that are joined one after another; above them a binary tree */
     GEN_FOLD_LEVEL = 2,
+    GEN_MAX_SHELVES = 2,  /* places in shared memory for nodes of 2 and 4 folds */
     GEN_PAIR_WIDTH = 128, /* tiles * head_dim up to which two pages at a time pay */
     GEN_LEVEL = 7,        /* an item has up to 2^this pages, more where the scratch asks for it */
     GEN_MAX_LEVELS = 24,
+    GEN_START_BYTES = 368, /* of gen_start */
     GEN_COMBINE_WARPS = 4,
     GEN_BESIDE = 2,          /* blocks of the combining kernel for which there is room on an SM */
     GEN_COMBINE_SMEM = 3200, /* of each, beside its tables */
@@ -42,11 +45,11 @@ static inline int gen_max_q(int head_dim) {
 struct gen_plan {
     int n_lists, per_seq, heads_in; /* lists, of a sequence; KV heads that share one */
     int max_q, n_blocks;            /* n_blocks: of the grid of attention_gen.cu */
-    int n_few, few;                 /* blocks that serve up to `few` pages each: one an SM */
+    int n_few;                      /* of them, where they have up to GEN_FEW pages: one an SM */
     bool alone;                     /* there cannot be more pages than that */
     uint32_t max_q_by, group_by;    /* for gen_divide */
     int max_level, n_slots;
-    int shelf;            /* offset in shared memory of a node of two folds that waits; 0: none */
+    int shelf, n_shelves; /* offset in shared memory; nodes of 2, 4 folds that may wait there */
     int n_stages, window; /* window: stages that wait for memory at a time */
     int n_parts;          /* of a head's dimensions, for the combining kernel */
     float2 *ml;           /* [n_slots] m (of exp2), l */
@@ -83,7 +86,8 @@ struct gen_shared {
     int pos[GEN_MAX_Q];          /* of queries' rows; -1: sees nothing */
     /* Of a query: largest score of a warp's tokens (2 pages); sum of their weights (wide heads). */
     alignas(16) float top[GEN_MAX_Q][GEN_WARPS], sum[GEN_MAX_Q][GEN_WARPS];
-    float2 fold[2][24]; /* m and l of the nodes that wait in registers and on the shelf */
+    float2 waits[1 + GEN_MAX_SHELVES][24];      /* m, l of nodes in registers and on shelves */
+    alignas(16) uint8_t start[GEN_START_BYTES]; /* gen_start, for the calls after this one */
 };
 
 /* Shared memory: gen_shared, queries, weights of a page, tables, the ring. What the tensor cores
@@ -93,7 +97,11 @@ struct gen_layout {
 };
 /* ints */
 __host__ __device__ static inline size_t gen_table_ints(int n_seqs, int n_lists) {
-    return (size_t)n_seqs * 4 + (size_t)n_lists * 5 + 2 * GEN_MAX_LEVELS + 2;
+    return (size_t)n_seqs * 4 + (size_t)n_lists * 5 + 2 * GEN_MAX_LEVELS + 3;
+}
+/* attn_args.found: a gen_start for each block, then the tables. */
+__host__ __device__ static inline int *gen_found_tables(uint8_t *found) {
+    return (int *)(found + GEN_MAX_BLOCKS * GEN_START_BYTES);
 }
 __host__ __device__ static inline struct gen_layout gen_layout(int head_dim, int max_q, int n_seqs,
                                                                int n_lists) {

@@ -6,6 +6,7 @@
  * and their planes into the ring of stages. */
 
 #include <limits.h>
+#include <string.h>
 
 #include "kernels/cuda/attention_gen.cuh"
 
@@ -16,13 +17,15 @@
  * many lists, for each level that an item may have: items and slots; pages through which queries
  * go, the longest list. */
 struct gen_tables {
+    int *first; /* of all of them, gen_table_ints */
     int *last, *least, *row, *n_rows;
     int *n_entries, *n_chunks, *slot, *before; /* before: [2][n_lists] */
     int *n_items, *n_slots, *n_pages, *longest;
+    int *level; /* of the call's items */
 };
 __device__ static inline struct gen_tables gen_tables(int *p, int n_seqs, int n_lists) {
     struct gen_tables t;
-    t.last = p, t.row = p + n_seqs, t.n_rows = p + 2 * n_seqs, t.least = p + 3 * n_seqs;
+    t.first = t.last = p, t.row = p + n_seqs, t.n_rows = p + 2 * n_seqs, t.least = p + 3 * n_seqs;
     t.n_entries = p + 4 * n_seqs, t.n_chunks = t.n_entries + n_lists;
     t.slot = t.n_chunks + n_lists;
     t.before = t.slot + n_lists;
@@ -30,6 +33,7 @@ __device__ static inline struct gen_tables gen_tables(int *p, int n_seqs, int n_
     t.n_slots = t.n_items + GEN_MAX_LEVELS;
     t.n_pages = t.n_slots + GEN_MAX_LEVELS;
     t.longest = t.n_pages + 1;
+    t.level = t.longest + 1;
     return t;
 }
 
@@ -163,7 +167,7 @@ __device__ static void gen_look(const struct attn_args &a, const struct gen_plan
 /* Blocks that share the call's pages. Few pages go to one block an SM: beside it there is room for
  * one of the next attention, which finds its work and loads its pages meanwhile. */
 __device__ static inline int gen_n_blocks(const struct gen_plan &p, int pages) {
-    return pages <= p.few * p.n_few ? min(p.n_few, p.n_blocks) : p.n_blocks;
+    return pages <= GEN_FEW * p.n_few ? min(p.n_few, p.n_blocks) : p.n_blocks;
 }
 
 /* The level of the call's items; whole warp, a lane a level. In units of a page's time: the busiest
@@ -264,16 +268,22 @@ __device__ static inline int gen_find(const int *before, int n, int idx) {
 
 /* This block's items in order, in runs of up to 32 pages. Every lane holds the same state, and lane
  * e the page (see gen_page_of) of the run's entry e. */
-struct gen_walk {
+struct alignas(16) gen_walk {
     int n_items[2], level, n_grid;
     int kind, idx, n_left; /* item: kind 0 whole nodes in one run, 1 list ends, a grid apart */
     struct gen_item item;
     int list, e, e_end; /* entries behind the run */
     int n, page, last;
-    unsigned long long plane; /* of the page, this head's first byte but for k_offset or v_offset */
-    int written;              /* blocks from this one on get tokens in this pass */
-    bool first, open;         /* first: run of its item */
-    bool small;               /* the whole call may wait for memory at once */
+    int id;           /* of the page */
+    int written;      /* blocks from this one on get tokens in this pass */
+    bool first, open; /* first: run of its item */
+    bool small;       /* the whole call may wait for memory at once */
+
+    /* This head's first byte of the page but for k_offset or v_offset. */
+    __device__ unsigned long long plane(const struct attn_args &a) const {
+        return (unsigned long long)a.kv + (unsigned long long)(unsigned)id * a.page_stride +
+               (unsigned long long)item.head * a.kv_head_stride;
+    }
 };
 
 __device__ static void gen_walk_item(const struct attn_args &a, const struct gen_plan &p,
@@ -329,9 +339,7 @@ __device__ static void gen_walk_next(const struct attn_args &a, const struct gen
     w.n = min(32, w.e_end - w.e);
     if (lane < w.n) {
         size_t at = gen_list(a, p, w.list) * (size_t)a.capacity + (w.e + lane);
-        unsigned long long page = (unsigned)__ldcg(a.page + at);
-        w.plane = (unsigned long long)a.kv + page * a.page_stride +
-                  (unsigned long long)w.item.head * a.kv_head_stride;
+        w.id = __ldcg(a.page + at);
         w.page =
             gen_page_of(__ldcg(a.block + at), a.quarters ? __ldcg(a.quarters + at) & 15u : 15u);
     }
@@ -343,6 +351,7 @@ __device__ static void gen_walk_begin(const struct attn_args &a, const struct ge
     struct gen_sums call;
     w.level = gen_choose(a, p, t, &call);
     w.small = (long long)call.pages * a.head_dim * KERN_BLOCK * 4 <= GEN_SMALL;
+    if ((threadIdx.x & 31) == 0) *t.level = w.level, *t.longest = call.longest;
     gen_count(a, p, t, w.level, w.n_items);
     int n_grid = w.n_grid = gen_n_blocks(p, call.pages), b = blockIdx.x;
     if (b >= n_grid) w.n_items[0] = w.n_items[1] = 0;
@@ -353,10 +362,56 @@ __device__ static void gen_walk_begin(const struct attn_args &a, const struct ge
     w.n_left = each + (b < more);
     w.item.seq = w.item.head = w.item.q0 = -1;
     w.e = w.e_end = 0;
-    w.plane = 0;
-    w.page = 0;
+    w.id = w.page = 0;
     w.open = true;
     gen_walk_next(a, p, t, w);
+}
+
+/* ---- Finding it again ---- */
+
+/* What a call leaves in attn_args.found for those that repeat its rows and lists: where each
+ * block's walk begins, and behind them, at gen_found_tables, the tables. */
+struct gen_start {
+    struct gen_walk walk; /* lane 0's */
+    int id[32], page[32]; /* all lanes' */
+};
+static_assert(sizeof(struct gen_start) == GEN_START_BYTES, "");
+
+/* gen_walk_begin of a repeated call: one wait for memory instead of four, one behind the other. */
+__device__ static void gen_walk_again(const struct attn_args &a, struct gen_walk &w) {
+    const struct gen_start *start = (const struct gen_start *)a.found + blockIdx.x;
+    int lane = threadIdx.x & 31, id = __ldcg(start->id + lane), page = __ldcg(start->page + lane);
+    int4 words[sizeof w / sizeof(int4)];
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof w / sizeof(int4)); i++)
+        words[i] = __ldcg((const int4 *)&start->walk + i);
+    memcpy(&w, words, sizeof w);
+    w.id = id, w.page = page;
+}
+/* Whole warp: what that wants, here to shared memory; */
+__device__ static void gen_walk_keep(const struct gen_walk &w, struct gen_start *start) {
+    int lane = threadIdx.x & 31;
+    if (lane == 0) start->walk = w;
+    start->id[lane] = w.id, start->page[lane] = w.page;
+    __syncwarp();
+}
+/* and behind pdl_wait, as calls before may still read what they found, from there to its place. */
+__device__ static void gen_leave_found(const struct attn_args &a, const struct gen_plan &p,
+                                       const struct gen_tables &t, const struct gen_start *start) {
+    int lane = threadIdx.x & 31, n = (int)gen_table_ints(a.n_seqs, p.n_lists);
+    int *to = (int *)((struct gen_start *)a.found + blockIdx.x);
+    for (int i = lane; i < (int)(sizeof *start / sizeof *to); i += 32) to[i] = ((int *)start)[i];
+    if (blockIdx.x == 0)
+#pragma unroll 1
+        for (int i = lane; i < n; i += 32) gen_found_tables(a.found)[i] = t.first[i];
+}
+/* Threads [0, n_threads): the tables that a call before left. */
+__device__ static inline void gen_fetch_tables(const struct attn_args &a, const struct gen_plan &p,
+                                               const struct gen_tables &t, int n_threads) {
+    int n = (int)gen_table_ints(a.n_seqs, p.n_lists);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < n; i += n_threads)
+        t.first[i] = __ldcg(gen_found_tables(a.found) + i);
 }
 
 /* ---- Loading ---- */
@@ -473,8 +528,13 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
     unsigned long long bytes = 0;
     struct gen_walk next;
     struct gen_ring landed = ring;
-    bool waited = false; /* pages that nobody writes in this pass need not be waited for */
-    gen_walk_begin(a, p, t, next);
+    bool waited = false;        /* pages that nobody writes in this pass need not be waited for */
+    bool fetched = !a.repeated; /* the tables, by the other warps: the first run needs none */
+    if (a.repeated) gen_walk_again(a, next);
+    else {
+        gen_walk_begin(a, p, t, next);
+        gen_walk_keep(next, (struct gen_start *)sh->start);
+    }
     landed.turn = (next.small ? p.n_stages : p.window) - 1; /* stages that may still wait */
     for (;;) {
         struct gen_walk now = next;
@@ -489,7 +549,7 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
         if (!now.open) break;
 #pragma unroll 1
         for (int e = 0; e < now.n; e++) {
-            const uint8_t *src = (const uint8_t *)__shfl_sync(~0u, now.plane, e);
+            const uint8_t *src = (const uint8_t *)__shfl_sync(~0u, now.plane(a), e);
             int page = __shfl_sync(~0u, now.page, e), block = page & GEN_BLOCK_MASK;
             if (!waited && block >= now.written) {
                 pdl_wait();
@@ -500,11 +560,18 @@ __device__ static void gen_load(const struct attn_args &a, const struct gen_plan
                 gen_load_plane(sh, ring, landed, page, src + a.k_offset, KERN_BLOCK, a.head_dim);
             bytes += gen_load_plane(sh, ring, landed, page, src + a.v_offset, n_tokens, a.head_dim);
             /* The next run's page ids arrive meanwhile. */
-            if (e == 0) gen_walk_next(a, p, t, next);
+            if (e == 0) {
+                if (!fetched) named_sync(2, GEN_THREADS);
+                fetched = true;
+                gen_walk_next(a, p, t, next);
+            }
         }
     }
-    if (!a.kv_bytes || !bytes) return;
-    if (!waited) pdl_wait();
+    if (!fetched) named_sync(2, GEN_THREADS);
+    bool counts = a.kv_bytes && bytes;
+    if (!waited && (counts || !a.repeated)) pdl_wait();
+    if (!a.repeated) gen_leave_found(a, p, t, (struct gen_start *)sh->start);
+    if (!counts) return;
     if (lane == 0) atomicAdd(a.kv_bytes, bytes);
 }
 

@@ -36,6 +36,30 @@ __device__ static inline uint32_t transposed(uint32_t x) {
     return y;
 }
 
+/* The largest of K numbers of each of the lanes that differ in the bits D, D / 2, .. 4: in each
+ * step a lane keeps half of the numbers and hands the others over, so that (K + 7) / 8 are left of
+ * three steps; index: which one lane's i-th is. */
+template <int K, int D> struct gen_tops {
+    static constexpr int H = (K + 1) / 2;
+    __device__ static void reduce(float *x) {
+        bool upper = threadIdx.x & D;
+#pragma unroll
+        for (int i = 0; i < H; i++) {
+            float keep = x[i], give = x[i];
+            if (i + H < K) {
+                if (upper) keep = x[i + H];
+                else give = x[i + H];
+            }
+            x[i] = fmaxf(keep, __shfl_xor_sync(~0u, give, D));
+        }
+        if constexpr (D > 4) gen_tops<H, D / 2>::reduce(x);
+    }
+    __device__ static int index(int i) {
+        if constexpr (D > 4) i = gen_tops<H, D / 2>::index(i);
+        return i + (threadIdx.x & D && i + H < K ? H : 0);
+    }
+};
+
 /* What one item's pages are computed with. */
 struct gen_job {
     const struct attn_args &a;
@@ -61,8 +85,9 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
     static constexpr bool wide = gen_is_wide<D, EXACT, N>(), ordered = gen_wide_order<D, EXACT>();
     static constexpr int chains = D > 64 && !ordered ? 4 : 2; /* sums of a score side by side */
     static constexpr bool keeps_q = N == 1 && D <= 128;       /* queries stay in registers */
-    /* The last fold that waits for its right neighbour stays in registers where they suffice. */
-    static constexpr bool keeps_fold = ordered && N <= 3; /* o; m and l in gen_shared */
+    /* The last fold that waits for its right neighbour stays in registers where they suffice: o;
+     * m and l in gen_shared. */
+    static constexpr bool keeps_fold = N <= 3 && (ordered || EXACT && D == 64);
     float o[N][P][4], m[N][2], l[N][2];
     float fold[keeps_fold ? N : 1][P][4];
     uint4 q[keeps_q ? N * H2 : 1];
@@ -132,45 +157,34 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         }
     }
 
-    /* Scores, scaled and masked, of M tiles (of one page or more) to weights in shared memory; top:
-     * the page's largest of each query; seen: where MASKED, the tokens that a query sees, else all;
+    /* Scores, masked, of M tiles (of one page or more) to weights in shared memory; top: the page's
+     * largest of each query, scaled; seen: where MASKED, the tokens that a query sees, else all;
      * v_plane: its V, of which there what no query sees becomes zeros, if the tensor cores read it
      * where it lies. All four warps pass its two barriers. */
     template <bool MASKED, int M>
     __device__ static void weigh(float (&x)[M][4], float (&top)[M][2], const gen_job &j,
                                  const uint64_t *seen, uint32_t v_plane) {
-        const uint32_t one[4] = {gen_ones<T>(), gen_ones<T>(), gen_ones<T>(), gen_ones<T>()};
         int g = j.w.lane / 4, t = j.w.lane % 4;
+        float most[2 * M];
 #pragma unroll
         for (int i = 0; i < M; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                uint32_t see = 0;
-                if constexpr (MASKED)
-                    see = (uint32_t)(seen[i * 8 + t * 2 + r] >> (j.w.warp * 16 + g));
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float &y = x[i][h * 2 + r];
-                    y = __fmul_rn(y, j.scale_log2);
-                    if (MASKED && !(see >> (h * 8) & 1)) y = -INFINITY;
+                if constexpr (MASKED) {
+                    uint32_t see = (uint32_t)(seen[i * 8 + t * 2 + r] >> (j.w.warp * 16 + g));
+                    if (!(see & 1)) x[i][r] = -INFINITY;
+                    if (!(see >> 8 & 1)) x[i][2 + r] = -INFINITY;
                 }
-                top[i][r] = fmaxf(x[i][r], x[i][2 + r]);
+                most[i * 2 + r] = fmaxf(x[i][r], x[i][2 + r]);
             }
+        gen_tops<2 * M, 16>::reduce(most);
 #pragma unroll
-        for (int d = 4; d < 32; d *= 2)
-#pragma unroll
-            for (int i = 0; i < M; i++)
-#pragma unroll
-                for (int r = 0; r < 2; r++)
-                    top[i][r] = fmaxf(top[i][r], __shfl_xor_sync(~0u, top[i][r], d));
-#pragma unroll
-        for (int i = 0; i < M; i++)
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                if (g == 0)
-                    asm volatile(
-                        "st.shared.f32 [%0], %1;" ::"r"(j.top + (i * 8 + r) * 16 + j.w.warp * 4),
-                        "f"(top[i][r]));
+        for (int i = 0; i < (2 * M + 7) / 8; i++) {
+            int at = gen_tops<2 * M, 16>::index(i);
+            asm volatile(
+                "st.shared.f32 [%0], %1;" ::"r"(j.top + (at / 2 * 8 + at % 2) * 16 + j.w.warp * 4),
+                "f"(most[i]));
+        }
         named_sync(1, GEN_WARPS * 32);
 #pragma unroll
         for (int i = 0; i < M; i++)
@@ -180,39 +194,43 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                              : "=f"(y[0]), "=f"(y[1]), "=f"(y[2]), "=f"(y[3])
                              : "r"(j.top + (i * 8 + r) * 16));
-                top[i][r] = fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3]));
+                top[i][r] = __fmul_rn(fmaxf(fmaxf(y[0], y[1]), fmaxf(y[2], y[3])), j.scale_log2);
             }
+        uint32_t w[M][2]; /* tokens g, g + 8 of two queries */
 #pragma unroll
         for (int i = 0; i < M; i++) {
             float from[2];
-            uint32_t w[2];
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                from[r] = MASKED && top[i][r] == -INFINITY ? 0.f : top[i][r];
+                from[r] = MASKED && top[i][r] == -INFINITY ? 0.f : -top[i][r];
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                w[h] = transposed(pack2_weights<T>(exp2_fast(x[i][h * 2] - from[0]),
-                                                   exp2_fast(x[i][h * 2 + 1] - from[1])));
-            if constexpr (wide) {
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(j.put + i * WIDE_TILE), "r"(w[0]));
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"((j.put ^ 16) + i * WIDE_TILE),
-                             "r"(w[1]));
-            } else
-                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(j.put + i * 1024), "r"(w[0]),
-                             "r"(w[1]));
-            if constexpr (ordered) {
-                float sum[4] = {};
-                mma16816<T>(sum, one, w[0], w[1]);
-                if (g == 0) {
-                    j.sh->sum[i * 8 + t * 2][j.w.warp] = sum[0];
-                    j.sh->sum[i * 8 + t * 2 + 1][j.w.warp] = sum[1];
-                }
-            }
+                w[i][h] =
+                    pack2_weights<T>(exp2_fast(__fmaf_rn(x[i][h * 2], j.scale_log2, from[0])),
+                                     exp2_fast(__fmaf_rn(x[i][h * 2 + 1], j.scale_log2, from[1])));
+        }
+        if constexpr (wide) wide_put<M>(j.put, w);
+        /* Their sums, which the fence takes as long as to make. */
+        const uint32_t one[4] = {gen_ones<T>(), gen_ones<T>(), gen_ones<T>(), gen_ones<T>()};
+        float sum[M][4] = {};
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            uint32_t w0 = transposed(w[i][0]), w1 = transposed(w[i][1]);
+            if constexpr (ordered) mma16816<T>(sum[i], one, w0, w1);
+            if constexpr (!wide)
+                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(j.put + i * 1024), "r"(w0),
+                             "r"(w1));
         }
         if constexpr (wide) {
             if (MASKED) clear_unseen(v_plane, some_see(j, seen));
             async_fence();
         }
+        if constexpr (ordered)
+            if (g == 0)
+#pragma unroll
+                for (int i = 0; i < M; i++)
+#pragma unroll
+                    for (int r = 0; r < 2; r++) j.sh->sum[i * 8 + t * 2 + r][j.w.warp] = sum[i][r];
         named_sync(1, GEN_WARPS * 32);
     }
 
@@ -332,16 +350,16 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                threadIdx.x;
     }
 
-    /* The node waits in place 0, registers, or 1, shared memory; is joined with the one that does.
-     * All warps have the same m and l, and the barriers of the pages between keep them. */
+    /* The node waits in place 0, registers, or on a shelf, 1 or more; is joined with the one that
+     * does. All warps have the same m and l, and the barriers of the pages between keep them. */
     __device__ void keep(const gen_job &j, int place) {
-        float4 *shelf = on_shelf(j);
+        float4 *shelf = on_shelf(j, place);
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 if (j.w.warp == 0 && j.w.lane < 4)
-                    j.sh->fold[place][n * 8 + j.w.lane * 2 + r] = make_float2(m[n][r], l[n][r]);
+                    j.sh->waits[place][n * 8 + j.w.lane * 2 + r] = make_float2(m[n][r], l[n][r]);
 #pragma unroll
             for (int y = 0; y < P; y++) {
                 if (place)
@@ -354,7 +372,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         }
     }
     __device__ void join_kept(const gen_job &j, int place) {
-        const float4 *shelf = on_shelf(j);
+        const float4 *shelf = on_shelf(j, place);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             float mb[2] = {m[n][0], m[n][1]}, lb[2] = {l[n][0], l[n][1]}, u[P][4];
@@ -369,14 +387,15 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float2 a = j.sh->fold[place][n * 8 + j.w.lane % 4 * 2 + r];
+                float2 a = j.sh->waits[place][n * 8 + j.w.lane % 4 * 2 + r];
                 m[n][r] = a.x, l[n][r] = a.y;
             }
             join(n, mb, lb[0], lb[1], u);
         }
     }
-    __device__ float4 *on_shelf(const gen_job &j) {
-        return (float4 *)((uint8_t *)j.sh + j.p.shelf) + threadIdx.x;
+    __device__ float4 *on_shelf(const gen_job &j, int place) {
+        return (float4 *)((uint8_t *)j.sh + j.p.shelf) + threadIdx.x +
+               (place - 1) * (N * P * GEN_WARPS * 32);
     }
 
     /* Fold `idx` of an item: joined with the nodes to its left; all but the last wait, and a new
@@ -391,15 +410,14 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 clear();
                 return;
             }
-            level = 1;
-            if (j.p.shelf) {
-                if (idx & 2) join_kept(j, 1);
+#pragma unroll 1
+            for (level = 1; level <= j.p.n_shelves; level++) {
+                if (idx >> level & 1) join_kept(j, level);
                 else if (!last) {
-                    keep(j, 1);
+                    keep(j, level);
                     clear();
                     return;
                 }
-                level = 2;
             }
         }
         for (int left = idx >> level; last ? left != 0 : left & 1; left >>= 1, level++) {

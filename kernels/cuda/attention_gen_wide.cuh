@@ -86,4 +86,24 @@ __device__ static inline void wide_values(float (&u)[2][N][4], uint32_t v, uint3
 }
 #endif
 
+/* Tiles of weights, tokens x queries as wide_scores leaves them (16 tokens of this warp, as 16-bit
+ * pairs of queries), into the matrix. to: of this lane, see wide_put_at. */
+template <int M> __device__ static inline void wide_put(uint32_t to, const uint32_t (&w)[M][2]) {
+#pragma unroll
+    for (int i = 0; i + 1 < M; i += 2)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         to + i * WIDE_TILE),
+                     "r"(w[i][0]), "r"(w[i][1]), "r"(w[i + 1][0]), "r"(w[i + 1][1])
+                     : "memory");
+    if constexpr (M % 2)
+        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
+                         to + (M - 1) * WIDE_TILE),
+                     "r"(w[M - 1][0]), "r"(w[M - 1][1])
+                     : "memory");
+}
+/* This lane's row of a matrix of weights for wide_put: of two tiles' two chunks of 8 tokens. */
+__device__ static inline uint32_t wide_put_at(uint32_t weights, int warp, int lane) {
+    return weights + lane / 16 * WIDE_TILE + page_chunk(lane % 8, warp * 2 + lane / 8 % 2, 64);
+}
+
 #endif

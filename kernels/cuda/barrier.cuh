@@ -60,7 +60,10 @@ __device__ static inline void async_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* Barrier `id` (0..15) of n threads. */
+/* Barrier `id` (0..15) of n threads; arriving waits for nobody. */
+__device__ static inline void named_arrive(int id, int n) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
 __device__ static inline void named_sync(int id, int n) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
 }

@@ -13,7 +13,8 @@
  * pass is done when another kernel of the pass starts. Attention of generated rows and its
  * combining kernel therefore read rows, lists and pages that the pass does not write before their
  * pdl_wait, rotation the rows. (A pass without embed begins behind a copy of its rows, which waits
- * for everything.)
+ * for everything.) A pass's first attention of a list triggers behind its end likewise: what it
+ * found is there for the others.
  *
  * Shapes are host arguments; contents are device memory. Nothing here reads device memory on the
  * host, allocates or waits outside of open, close, sync, download and record_*.
