@@ -46,6 +46,9 @@
  *   a turn for each block of an SM (it asks for its ring when the one before has asked for all, by
  *   counts in memory): 10.1, 14.2; the turns alone 10.3, 15.3, and Q8_0 16.1, 19.0 for 15.9, 18.1.
  *   One block of 8 warps and 216 KB an SM: 13.0, 17.3.
+ *   Pairs of warps that share a slot, a strip each, 64 registers: 12.8, 15.0; Q8_0 16.7, 18.2.
+ *   Two blocks an SM with a strip at once each: 14.1, 17.6.
+ *   A tile of whatever lies there before pdl_wait, so that the code is near: 10.8, 14.6.
  *   Q8_0, 49152 x 576 with x kept over a block's rounds: 9.7 for 9.5.
  *   All of a block's x at once, by bulk copies into a place that its warps share: 12.3.
  *   That, and clusters of 8 or 4 blocks that share K, for 8 rows: 26 and 21 (if fewer clusters than
