@@ -32,6 +32,12 @@ struct shape {
 static const struct shape of_8b = {"32/8x128", 32, 8, 128}, of_1b = {"32/8x64", 32, 8, 64},
                           of_7b = {"32/32x128", 32, 32, 128};
 
+/* Pages of all points, taken once, as a server takes its pool. */
+struct arena {
+    uint8_t *at;
+    double bytes;
+};
+
 struct attention {
     struct kbench *b;
     struct shape s;
@@ -40,7 +46,7 @@ struct attention {
     int n_blocks, n_listed, layers, sets;
     size_t plane, layer_bytes, page_bytes;
     int32_t *host_page, *host_block; /* [sets][batch][n_listed] */
-    uint8_t *arena;
+    struct arena arena;
     struct kern_lists lists; /* of set 0 */
     struct kern_batch batch_rows;
     struct kern_kv kv; /* of layer 0 */
@@ -54,9 +60,9 @@ static int width(const struct attention *a) {
 
 /* ---- Making ---- */
 
-static void sizes(struct attention *a, double free_bytes) {
+static void sizes(struct attention *a) {
     const struct shape *s = &a->s;
-    double arena = fmin(arena_most, arena_share * free_bytes);
+    double arena = a->arena.bytes;
     a->n_blocks = (a->context + KERN_BLOCK - 1) / KERN_BLOCK;
     a->n_listed = a->sparse ? (a->n_blocks + SPARSE - 1) / SPARSE : a->n_blocks;
     a->plane = (size_t)KERN_BLOCK * (size_t)s->head_dim * 2;
@@ -112,19 +118,18 @@ static void make_lists(struct attention *a) {
     free(counts);
 }
 
-static void make_arena(struct attention *a) {
+static void fill_arena(struct attention *a) {
     struct kbench *b = a->b;
     struct err e = {0};
     size_t seqs = (size_t)a->sets * (size_t)a->batch, bytes = seqs * (size_t)a->n_blocks;
     bytes *= a->page_bytes;
-    a->arena = kbench_reserve(b, bytes);
-    kbench_must(b, device_floor_set(b->floor, a->arena, 0xFF, bytes, &e), &e, "poison:");
+    kbench_must(b, device_floor_set(b->floor, a->arena.at, 0xFF, bytes, &e), &e, "poison:");
     kbench_must(b,
-                device_floor_fill(b->floor, a->arena, a->lists.page,
+                device_floor_fill(b->floor, a->arena.at, a->lists.page,
                                   (int)(seqs * (size_t)a->n_listed), a->page_bytes, KERN_F16, 1,
                                   (uint32_t)kbench_seed(b), &e),
                 &e, "fill:");
-    a->kv = (struct kern_kv){.base = a->arena,
+    a->kv = (struct kern_kv){.base = a->arena.at,
                              .page_stride = UNIT,
                              .k_offset = 0,
                              .v_offset = a->layer_bytes / 2,
@@ -172,7 +177,6 @@ static void let_go(struct attention *a) {
                       (void *)(uintptr_t)a->batch_rows.row_seq,
                       (void *)(uintptr_t)a->batch_rows.seq_row,
                       (void *)(uintptr_t)a->batch_rows.seq_n_rows,
-                      a->arena,
                       a->qkv,
                       a->out,
                       a->scratch};
@@ -192,6 +196,7 @@ static int call(void *arg, int i) {
     kv.v_offset += layer * a->layer_bytes;
     lists.page += set * (size_t)a->batch * (size_t)a->n_listed;
     lists.block += set * (size_t)a->batch * (size_t)a->n_listed;
+    lists.repeated = layer > 0; /* as in a step: a set is a pass of so many layers */
     return a->b->k->ops->attention(a->b->k, &a->batch_rows, &lists, a->s.n_heads,
                                    1.0f / sqrtf((float)a->s.head_dim), a->qkv, &kv, &none,
                                    a->scratch, a->out);
@@ -216,7 +221,7 @@ static void gather(const struct attention *a, int row, int kv_head, struct seen 
     for (int i = 0; i < a->n_listed; i++) {
         int left = position + 1 - block[i] * KERN_BLOCK;
         if (left <= 0) break;
-        const uint8_t *at = a->arena + (size_t)page[i] * UNIT + (size_t)kv_head * a->plane;
+        const uint8_t *at = a->arena.at + (size_t)page[i] * UNIT + (size_t)kv_head * a->plane;
         kbench_get(a->b, raw, at + a->kv.k_offset, a->plane);
         kern_cuda_read_kv(raw, KERN_F16, a->s.head_dim, s->k + (size_t)s->n * hd);
         kbench_get(a->b, raw, at + a->kv.v_offset, a->plane);
@@ -270,26 +275,25 @@ static void check(struct attention *a) {
     for (int i = 0; i < CHECKED; i++) check_one(a, rows[i], heads[i]);
 }
 
-static void point(struct kbench *b, struct shape s, int rows, int batch, int context, bool prompt,
-                  bool sparse) {
+static void point(struct kbench *b, struct arena arena, struct shape s, int rows, int batch,
+                  int context, bool prompt, bool sparse) {
     struct attention a = {.b = b,
+                          .arena = arena,
                           .s = s,
                           .rows = rows,
                           .batch = batch,
                           .context = context,
                           .prompt = prompt,
                           .sparse = sparse};
-    struct kern_device_info info;
-    b->k->ops->info(b->k, &info);
-    sizes(&a, (double)info.free_bytes);
-    double need = (double)a.page_bytes * a.sets * batch * a.n_blocks + 1e9;
-    if (need > 0.9 * (double)info.free_bytes) {
+    sizes(&a);
+    double need = (double)a.page_bytes * a.sets * batch * a.n_blocks;
+    if (need > arena.bytes) {
         kbench_say("attention %s, batch %d, context %d: left out, needs %.1f GB", s.name, batch,
                    context, need / 1e9);
         return;
     }
     make_lists(&a);
-    make_arena(&a);
+    fill_arena(&a);
     make_rows(&a);
     check(&a);
     double listed = (double)a.layer_bytes * batch * a.n_listed, before = context - rows;
@@ -317,19 +321,25 @@ static void point(struct kbench *b, struct shape s, int rows, int batch, int con
 
 void kbench_attention(struct kbench *b) {
     static const int contexts[] = {8192, 32768, 131072}, batches[] = {1, 32}, rows[] = {1, 5};
+    struct kern_device_info info;
+    struct arena m;
+    b->k->ops->info(b->k, &info);
+    m.bytes = fmin(arena_most, arena_share * (double)info.free_bytes);
+    m.at = kbench_reserve(b, (size_t)m.bytes);
     for (int c = 0; c < 3; c++)
         for (int n = 0; n < 2; n++)
             for (int sparse = 0; sparse < 2; sparse++)
                 for (int r = 0; r < 2; r++) {
                     if (b->quick && (contexts[c] == 131072) && n) continue;
-                    point(b, of_8b, rows[r], batches[n], contexts[c], false, sparse);
+                    point(b, m, of_8b, rows[r], batches[n], contexts[c], false, sparse);
                 }
     for (int r = 0; r < 2; r++) {
-        point(b, of_1b, rows[r], 1, 32768, false, false);
-        point(b, of_7b, rows[r], 1, 32768, false, false);
+        point(b, m, of_1b, rows[r], 1, 32768, false, false);
+        point(b, m, of_7b, rows[r], 1, 32768, false, false);
     }
-    point(b, of_1b, 1, 1, 131072, false, false);
-    point(b, of_8b, 9, 16, 2048, false, false); /* verification of a full batch */
-    point(b, of_8b, 4096, 1, 4096, true, false);
-    point(b, of_8b, 4096, 1, 28672 + 4096, true, false);
+    point(b, m, of_1b, 1, 1, 131072, false, false);
+    point(b, m, of_8b, 9, 16, 2048, false, false); /* verification of a full batch */
+    point(b, m, of_8b, 4096, 1, 4096, true, false);
+    point(b, m, of_8b, 4096, 1, 28672 + 4096, true, false);
+    kbench_free(b, m.at);
 }
