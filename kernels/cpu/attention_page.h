@@ -115,27 +115,9 @@ ALWAYS_INLINE void score_tiles(const enum kern_dtype t, const float *q, int n_q,
     for (int i = 0; i < n_q; i += QT, next = NULL) {
         const float *qi = q + (size_t)i * (size_t)hd;
         float *si = score + (size_t)i * KERN_LEAF;
-        switch (n_q - i < QT ? n_q - i : QT) {
-        case 1:
-            score_tile(1, t, qi, hd, k, si, next, next_row);
-            break;
-        case 2:
-            score_tile(2, t, qi, hd, k, si, next, next_row);
-            break;
-#if defined(__AVX512F__)
-        case 3:
-            score_tile(3, t, qi, hd, k, si, next, next_row);
-            break;
-        case 4:
-            score_tile(4, t, qi, hd, k, si, next, next_row);
-            break;
-        case 5:
-            score_tile(5, t, qi, hd, k, si, next, next_row);
-            break;
-#endif
-        default:
-            score_tile(QT, t, qi, hd, k, si, next, next_row);
-        }
+#define SCORE(n) score_tile(n, t, qi, hd, k, si, next, next_row)
+        switch (n_q - i < QT ? n_q - i : QT) { TILE_CASES(SCORE); }
+#undef SCORE
     }
 }
 
@@ -188,27 +170,9 @@ ALWAYS_INLINE void value_tiles(const enum kern_dtype t, int n_q, const float *p,
     for (int i = 0; i < n_q; i += QT, next = NULL) {
         const float *pi = p + (size_t)i * KERN_LEAF;
         float *oi = o + (size_t)i * o_stride;
-        switch (n_q - i < QT ? n_q - i : QT) {
-        case 1:
-            value_row(1, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
-            break;
-        case 2:
-            value_row(2, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
-            break;
-#if defined(__AVX512F__)
-        case 3:
-            value_row(3, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
-            break;
-        case 4:
-            value_row(4, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
-            break;
-        case 5:
-            value_row(5, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
-            break;
-#endif
-        default:
-            value_row(QT, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row);
-        }
+#define VALUES(n) value_row(n, t, pi, t0, t1, v, width, dim, oi, o_stride, next, next_row)
+        switch (n_q - i < QT ? n_q - i : QT) { TILE_CASES(VALUES); }
+#undef VALUES
     }
 }
 

@@ -370,27 +370,11 @@ ALWAYS_INLINE void value_queries(const int nq, const struct q8_values *j, int i0
 }
 
 static void value(const struct q8_values *j, const uint8_t *next) {
+#define VALUES(n) value_queries(n, j, i, next)
     for (int i = 0; i < j->n_q; i += QT, next = NULL) switch (j->n_q - i < QT ? j->n_q - i : QT) {
-        case 1:
-            value_queries(1, j, i, next);
-            break;
-        case 2:
-            value_queries(2, j, i, next);
-            break;
-#if defined(__AVX512F__)
-        case 3:
-            value_queries(3, j, i, next);
-            break;
-        case 4:
-            value_queries(4, j, i, next);
-            break;
-        case 5:
-            value_queries(5, j, i, next);
-            break;
-#endif
-        default:
-            value_queries(QT, j, i, next);
+            TILE_CASES(VALUES);
         }
+#undef VALUES
 }
 
 /* ---- Widening -------------------------------------------------------------------------------- */

@@ -283,4 +283,37 @@ ALWAYS_INLINE vf v_load_kv(enum kern_dtype t, const void *p) {
     return t == KERN_F16 ? v_load_f16(p) : t == KERN_BF16 ? v_load_bf16(p) : v_load(p);
 }
 
+/* Cases of a switch over the queries of a register tile, of at most QT = (VL == 16 ? 6 : 3): DO(n)
+ * for each number as a constant. */
+#if defined(__AVX512F__)
+#define TILE_CASES(DO)                                                                             \
+    case 1:                                                                                        \
+        DO(1);                                                                                     \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        DO(2);                                                                                     \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        DO(3);                                                                                     \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        DO(4);                                                                                     \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        DO(5);                                                                                     \
+        break;                                                                                     \
+    default:                                                                                       \
+        DO(QT)
+#else
+#define TILE_CASES(DO)                                                                             \
+    case 1:                                                                                        \
+        DO(1);                                                                                     \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        DO(2);                                                                                     \
+        break;                                                                                     \
+    default:                                                                                       \
+        DO(QT)
+#endif
+
 #endif

@@ -13,13 +13,19 @@ static size_t attn_found_bytes(struct kern_rows rows, int n_seqs, int n_heads) {
     return rows.n_gen > 0 ? cuda_attention_gen_found_bytes(n_seqs, n_heads) : 0;
 }
 
-size_t kern_cuda_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
-                                    int n_heads, int head_dim, int list_capacity) {
-    const struct cuda_ctx *c = cuda_ctx(k);
+/* Behind it, for one call. */
+static size_t attn_call_bytes(const struct cuda_ctx *c, struct kern_rows rows, int n_seqs,
+                              int n_heads, int head_dim, int list_capacity) {
     size_t gen = cuda_attention_gen_bytes(c, rows.n_gen, n_seqs, n_heads, head_dim, list_capacity);
     size_t prompt = cuda_attention_prompt_bytes(c, rows.n_gen, rows.n_prompt, n_seqs, n_heads,
                                                 head_dim, list_capacity);
-    return attn_found_bytes(rows, n_seqs, n_heads) + (gen > prompt ? gen : prompt);
+    return gen > prompt ? gen : prompt;
+}
+
+size_t kern_cuda_attn_scratch_bytes(const struct kern *k, struct kern_rows rows, int n_seqs,
+                                    int n_heads, int head_dim, int list_capacity) {
+    return attn_found_bytes(rows, n_seqs, n_heads) +
+           attn_call_bytes(cuda_ctx(k), rows, n_seqs, n_heads, head_dim, list_capacity);
 }
 
 static struct attn_args attn_args(const struct kern_batch *b, const struct kern_lists *lists,
@@ -84,12 +90,10 @@ int kern_cuda_attention(struct kern *k, const struct kern_batch *b, const struct
                16 ==
            0);
     struct attn_args a = attn_args(b, lists, n_heads, scale, qkv, kv, taps, out);
-    size_t found = attn_found_bytes(b->rows, b->n_seqs, n_heads);
     a.found = (uint8_t *)scratch, a.repeated = lists->repeated && lists->capacity > 0;
-    a.scratch = (uint8_t *)scratch + found;
-    a.scratch_bytes = kern_cuda_attn_scratch_bytes(k, b->rows, b->n_seqs, n_heads, kv->head_dim,
-                                                   lists->capacity) -
-                      found;
+    a.scratch = (uint8_t *)scratch + attn_found_bytes(b->rows, b->n_seqs, n_heads);
+    a.scratch_bytes =
+        attn_call_bytes(c, b->rows, b->n_seqs, n_heads, kv->head_dim, lists->capacity);
     if (a.act) ASSERT(kern_cuda_act_bytes(k, b->rows, n_heads * kv->head_dim) <= taps->act.bytes);
     int rc = cuda_attention_gen(c, &a);
     if (!rc && a.n_prompt > 0) rc = cuda_attention_prompt(c, &a);
