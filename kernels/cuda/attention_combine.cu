@@ -6,12 +6,21 @@
  * the work while those run, and when those are done all loads of a head go out together: a lane
  * takes V dimensions of 32 / V nodes. Their (m, l) lie across the lanes, so that the tree of
  * factors is computed for all pairs at once and handed out by shuffles. Before the wait a round
- * without nodes fetches the code of the others.
+ * without nodes fetches the code of the others, and the first task's addresses are there, so that
+ * behind it the first instructions are the loads (.2 to 1.3 us of 7 to 37).
  *
  * A block that had to wait for the end of one of attention_gen.cu's would find its work only then
  * (some 3 us), and keep the kernel behind this one from starting early: 32 sequences that had
  * nothing to join lost 4 of 37 us. So there are no more blocks than fit, and where they are many
  * their registers are few. (One an SM, some with two tasks: 8 to 15 % more for a lone sequence.)
+ * They come to lie unevenly, up to eight on an SM that attention_gen.cu left, which end 1 to 2 us
+ * later.
+ *
+ * Tried, a lone sequence's five rows. Not to wait for the kernel's end but for slots: words that
+ * say that they are there (a NaN that no arithmetic makes, wiped by who has read them) save .4 us
+ * of the wait and cost .5 to 1.3 for the wiping; counts of items that are done, behind a fence: 5
+ * to 15 % more. In clusters of 8, which the chip spreads: .1 us less, and up to 3 % more for 32
+ * sequences. V of 1 with 32 nodes a warp: .6 us more; V of 4 with 16: the same as with 8.
  *
  * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 
@@ -22,22 +31,21 @@ template <int V> struct combine_batch {
     static constexpr int N = 32 / V;
     float x[N][V], m, l;
 
-    /* at: of V floats of node 0; ml: of node 0; both n_q slots apart. */
-    __device__ void load(const float *at, const float2 *ml, size_t n_q, int hd, int n, bool mine) {
-        int lane = threadIdx.x & 31;
+    /* at: of this lane's V floats of node 0; ml: of node `lane`; step: floats between two nodes. */
+    __device__ void load(const float *at, const float2 *ml, int step, int n, bool mine) {
         float2 y = make_float2(-INFINITY, 0.f);
-        if (lane < n) y = __ldcg(ml + lane * n_q);
+        if ((int)(threadIdx.x & 31) < n) y = __ldcg(ml);
+        if (!mine) n = 0;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const float *from = at + i * n_q * hd;
-            if (i < n && mine) {
+        for (int i = 0; i < N; i++, at += step) {
+            if (i < n) {
                 if constexpr (V == 4) {
-                    float4 z = __ldcg((const float4 *)from);
+                    float4 z = __ldcg((const float4 *)at);
                     x[i][0] = z.x, x[i][1] = z.y, x[i][2] = z.z, x[i][3] = z.w;
                 } else if constexpr (V == 2) {
-                    float2 z = __ldcg((const float2 *)from);
+                    float2 z = __ldcg((const float2 *)at);
                     x[i][0] = z.x, x[i][1] = z.y;
-                } else x[i][0] = __ldcg(from);
+                } else x[i][0] = __ldcg(at);
             } else {
 #pragma unroll
                 for (int j = 0; j < V; j++) x[i][j] = 0.f;
@@ -98,40 +106,46 @@ template <int V> struct combine_node {
     }
 };
 
-/* Nodes [n0, n1) of a query, n0 aligned: batches, on a stack. dry: of none, everything is run
- * through but for the loads. */
+/* A (row, head, part of its dimensions), and this warp's share of its nodes, aligned. */
+struct combine_task {
+    int row, head, part, n; /* n: nodes; -1: nothing to do, 0: zeros */
+    int each, n0, n1;       /* nodes of a warp; of this one */
+    int n_q;
+    size_t slot; /* of its node 0 */
+    /* Of node n0, and of node n0 + lane. All that is needed to ask for them is there before they
+     * are. */
+    const float *o;
+    const float2 *ml;
+};
+
+/* This warp's nodes of a task: batches, on a stack. dry: everything is run through but for the
+ * loads. */
 template <int V>
-__device__ static combine_node<V> combine_nodes(const float *o, const float2 *ml, size_t n_q,
-                                                int hd, int n0, int n1, bool pages, bool mine,
-                                                bool dry) {
+__device__ static combine_node<V> combine_nodes(const combine_task &w, int hd, bool pages,
+                                                bool mine, bool dry) {
     constexpr int N = combine_batch<V>::N;
     combine_node<V> now, stack[GEN_MAX_LEVELS];
-    now.m = -INFINITY, now.l = 0.f;
-#pragma unroll
-    for (int i = 0; i < V; i++) now.v[i] = 0.f;
-    int count = 0; /* bits: levels of the stack that are held */
-    for (int n = n0; n < n1 + dry; n += N, count++) {
+    const float *o = w.o;
+    const float2 *ml = w.ml;
+    int left = dry ? 0 : w.n1 - w.n0, step = w.n_q * hd, count = 0;
+    do { /* count: bits: levels of the stack that are held */
         combine_batch<V> batch;
-        batch.load(o + (size_t)n * n_q * hd, ml + (size_t)n * n_q, n_q, hd, min(N, n1 - n), mine);
-        batch.tree(min(N, n1 - n), pages);
+        batch.load(o, ml, step, left, mine);
+        batch.tree(min(N, left), pages);
         now.m = batch.m, now.l = batch.l;
 #pragma unroll
         for (int i = 0; i < V; i++) now.v[i] = batch.x[0][i];
         int level = 0;
-        bool more = n + N < n1;
-        for (int left = count; more ? left & 1 : left != 0; left >>= 1, level++)
-            if (left & 1) now.join_left(stack[level]);
+        bool more = left > N;
+        for (int held = count; more ? held & 1 : held != 0; held >>= 1, level++)
+            if (held & 1) now.join_left(stack[level]);
         if (more) stack[level] = now;
-    }
+        count++, left -= N;
+        o += (size_t)N * step, ml += (size_t)N * w.n_q;
+    } while (left > 0);
     return now;
 }
 
-/* A (row, head, part of its dimensions). */
-struct combine_task {
-    int row, head, part, n; /* n: nodes; -1: nothing to do, 0: zeros */
-    int n_q;
-    size_t slot; /* of its node 0 */
-};
 __device__ static inline combine_task combine_find(const struct attn_args &a,
                                                    const struct gen_plan &p,
                                                    const struct gen_tables &t, int level, int i) {
@@ -155,15 +169,22 @@ __device__ static inline combine_task combine_find(const struct attn_args &a,
     return w;
 }
 
-/* The first task from i on that has something to do. */
+/* The first task from i on that has something to do. alone: a warp takes all of its nodes. */
+template <int V>
 __device__ static combine_task combine_next(const struct attn_args &a, const struct gen_plan &p,
-                                            const struct gen_tables &t, int level, int &i,
-                                            int step) {
+                                            const struct gen_tables &t, int level, bool alone,
+                                            int &i, int step) {
     combine_task w = {};
     for (; i < a.n_gen * a.n_heads * p.n_parts; i += step) {
         w = combine_find(a, p, t, level, i);
         if (w.n >= 0) break;
     }
+    int lane = threadIdx.x & 31, warp = alone ? 0 : threadIdx.x / 32;
+    w.each = level ? 1 : GEN_FOLD; /* what no warp splits, times 2^n */
+    while (w.each * (alone ? 1 : GEN_COMBINE_WARPS) < w.n) w.each *= 2;
+    w.n0 = min(warp * w.each, max(w.n, 0)), w.n1 = min(w.n0 + w.each, max(w.n, 0));
+    w.o = p.o + (w.slot + (size_t)w.n0 * w.n_q) * a.head_dim + (w.part * 32 + lane) * V;
+    w.ml = p.ml + w.slot + (size_t)(w.n0 + lane) * w.n_q;
     return w;
 }
 
@@ -229,27 +250,20 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32, TIGHT ? 8 : 6)
     bool alone = longest <= combine_batch<V>::N; /* a warp takes a task */
     int step = alone ? gridDim.x * GEN_COMBINE_WARPS : gridDim.x;
     int i = alone ? warp * gridDim.x + blockIdx.x : blockIdx.x;
-    combine_task w = combine_next(a, p, t, level, i, step);
+    combine_task w = combine_next<V>(a, p, t, level, alone, i, step);
     /* The first round has no nodes and no task. */
     for (bool dry = true; dry || i < n_tasks; dry = false) {
-        int n_nodes = dry ? 0 : w.n;
-        int each = level ? 1 : GEN_FOLD; /* nodes of a warp: what no warp splits, times 2^n */
-        while (!alone && each * GEN_COMBINE_WARPS < n_nodes) each *= 2;
-        int n0 = alone ? 0 : min(warp * each, n_nodes);
-        int n1 = alone ? n_nodes : min(n0 + each, n_nodes);
-        int d = (w.part * 32 + lane) * V;
-        combine_node<V> node =
-            combine_nodes<V>(p.o + w.slot * a.head_dim + d, p.ml + w.slot, w.n_q, a.head_dim, n0,
-                             n1, level == 0, d < a.head_dim, dry);
+        bool mine = (w.part * 32 + lane) * V < a.head_dim;
+        combine_node<V> node = combine_nodes<V>(w, a.head_dim, level == 0, mine, dry);
         if (!alone) {
             if (warp) side[warp][lane] = node;
             __syncthreads();
             if (warp == 0) {
                 combine_node<V> b = side[3][lane], c = side[2][lane], e = side[1][lane];
-                if (each * 3 < n_nodes) b.join_left(c);
+                if (w.each * 3 < w.n) b.join_left(c);
                 else b = c;
-                if (each < n_nodes) e.join_left(node), node = e;
-                if (each * 2 < n_nodes) b.join_left(node), node = b;
+                if (w.each < w.n) e.join_left(node), node = e;
+                if (w.each * 2 < w.n) b.join_left(node), node = b;
             }
             __syncthreads();
         }
@@ -261,7 +275,7 @@ __global__ void __launch_bounds__(GEN_COMBINE_WARPS * 32, TIGHT ? 8 : 6)
         }
         if (alone || warp == 0) combine_put<V>(a, w, node);
         i += step;
-        w = combine_next(a, p, t, level, i, step);
+        if (i < n_tasks) w = combine_next<V>(a, p, t, level, alone, i, step);
     }
 }
 
@@ -282,10 +296,15 @@ static int combine_launch(struct cuda_ctx *c, const struct attn_args *a, const s
 int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan p) {
     int pairs = a->n_gen * a->n_heads, v = 1;
     while (v < 4 && (long long)pairs * ((a->head_dim + 32 * v - 1) / (32 * v)) > c->n_sms) v *= 2;
+    /* Few pages make few nodes: a warp takes them all, and there are four in a block. */
+    if (v == 4 && p.alone &&
+        (long long)pairs * ((a->head_dim + 63) / 64) <= GEN_COMBINE_WARPS * c->n_sms)
+        v = 2;
     p.n_parts = (a->head_dim + 32 * v - 1) / (32 * v);
     long long n_tasks = (long long)pairs * p.n_parts;
     int grid = GEN_BESIDE * c->n_sms;
     if (n_tasks < grid) grid = (int)n_tasks;
+    if (v < 4 && grid > c->n_sms) grid = c->n_sms;
     switch (v) { /* with V of 1 and 2 there is at most one block an SM */
     case 1:
         return combine_launch<1, false>(c, a, p, grid);

@@ -21,7 +21,8 @@
  * in what is left of the shared memory (shelves), larger ones in the scratch. That one is what five
  * rows notice: a node of three tiles is 18 KB, there and back in some 1,400 clocks in which its
  * block reads nothing and the other cannot read for two. Of 32 sequences behind 8K it cost 15 %
- * every four pages; a second shelf instead of a fifth stage saves 2 % there, 3 % behind 131K.
+ * every four pages; a second shelf instead of a fifth stage saves 2 % there, 3 % behind 131K. Where
+ * there are no more folds than blocks none of that is wanted, and the kernel is one without it.
  *
  * Start. Rows, lists, and pages that the pass does not write, are read before pdl_wait (cuda.cuh
  * says why they may be): blocks find their work and load what they can when the product before
@@ -38,14 +39,15 @@
  * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the
  * work and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join
  * 1: 13.4. Measured 10.7, the next call's start beside this one's end. Five rows, by clocks in both
- * kernels (stamps cost some of it): from the wait's end to queries in shared memory .8 to 1.2 us, a
- * page 1.2, nodes in the scratch .5 behind the last, the wait of the combining kernel over .6 to .9
- * behind that, the join 1.5, the next call's wait over 1.1 behind the join. A page is 2,300 clocks:
- * products with K 400, the largest of each query 350, weights 400, two barriers and the fence
- * between 250, products with V 320, the node 350. Code is cold in every launch and costs some 2 us
- * for 1,000 instructions in a row: that is why few run once, addresses are computed before the
- * wait, and next to nothing lies in local memory (a stack frame of 104 bytes cost 3 % everywhere):
- * on sm_90 head_dims without a kernel of their own have up to 176 bytes, the others none.
+ * kernels (stamps cost some of it): from the wait's end to queries in shared memory .7 to 1.1 us, a
+ * page 1.2 (the newest, of which not all is seen, .3 more), nodes in the scratch .5 behind the
+ * last, the wait of the combining kernel over .6 to .9 behind that, the join 1.1 to 1.4, the next
+ * call's wait over .6 to 1.1 behind the join. A page is 2,300 clocks: products with K 400, the
+ * largest of each query 350, weights 400, two barriers and the fence between 250, products with V
+ * 320, the node 350. Code is cold in every launch and costs some 2 us for 1,000 instructions in a
+ * row: that is why few run once, addresses are computed before the wait, and next to nothing lies
+ * in local memory (a stack frame of 104 bytes cost 3 % everywhere): on sm_90 head_dims without a
+ * kernel of their own have up to 176 bytes, the others none.
  *
  * Tried: warps with pages of their own, no barriers, and a cluster a KV head instead of the
  * combining kernel. A page is 500 (five rows: 1,300) instructions one after another then, 2.5 to 5
@@ -61,7 +63,12 @@
  * between them. Sums of weights by mma beside them: 10 % slower. Folds of two pages, so that 208
  * blocks and not 104 share 416 pages: 5 % faster there, 3 to 8 % slower elsewhere. Single pages as
  * items there: 25 % slower. Pages behind the ring asked into L2 (1, 2, 4 a block): the same or up
- * to 15 % slower. All of the ring asked for at once: up to 3 % slower.
+ * to 15 % slower. All of the ring asked for at once: up to 3 % slower. The halves of a fold in two
+ * blocks of a cluster, joined through distributed shared memory: 10 % slower there, as handing over
+ * a node takes 1.5 us. What is seen of the newest page found before the wait: .1 us less there, up
+ * to 1.5 more behind 8K. The way of queries into shared memory and of nodes to the scratch gone
+ * once before the wait: the same, and up to 3 % slower. Barriers made by the loading warp's lanes,
+ * and what was found asked for before: the same.
  *
  * Bits. A page: weights exp2(score - largest score of the page), the scaled score and the
  * difference in one fused step, rounded to 16 bits; l and o are their products with ones and with
@@ -79,29 +86,39 @@
 
 /* ---- Computing ---- */
 
+/* What each query sees of a page that not all see whole. */
+__device__ static inline const uint64_t *gen_find_seen(const gen_job &j, struct gen_ring &ring,
+                                                       int block) {
+    uint64_t *seen = j.sh->seen[ring.turn ^= 1]; /* the other one may still be read */
+    gen_put_seen(j.a, j.p, j.item, j.sh, seen, block);
+    return seen;
+}
+
 #if HAVE_WGMMA
-/* A page whose K has come (in stage `first`), by wgmma. One copy of the products for pages that are
- * seen whole and others: what runs first runs cold. */
-template <typename T, int D, bool EXACT, int N>
-__device__ static inline void gen_page_wide(gen_node<T, D, EXACT, N> &node, const gen_job &j,
+/* A page whose K has come (in stage `first`), by wgmma. What one that is not seen whole needs is
+ * done while its scores are being made: its block is the last to end. */
+template <typename T, int D, bool EXACT, int N, bool FOLDS>
+__device__ static inline void gen_page_wide(gen_node<T, D, EXACT, N, FOLDS> &node, const gen_job &j,
                                             struct gen_ring &ring, int first) {
     float x[2][N][4], top[N][2], u[2][N][4];
     int block = j.sh->block[first];
+    uint32_t bits = 0;
     uint32_t v_matrix = wide_matrix(ring.data + ring.ahead(1) * ring.plane);
     wide_scores<T, N>(x, wide_matrix(ring.data + ring.ahead(0) * ring.plane),
                       wide_matrix(j.queries));
+    if (block >= j.w.clear) {
+        const uint64_t *seen = gen_find_seen(j, ring, block);
+        bits = node.template mask<N>(j, seen);
+        int v = gen_take(ring, 1);
+        node.clear_unseen(ring.data + v * ring.plane, node.some_see(j, seen));
+    }
     wgmma_wait<0>();
     hold(x[0]), hold(x[1]);
     gen_give_back(ring, first);
 #pragma unroll
     for (int i = 0; i < 4 * N; i++) x[0][i / 4][i % 4] += x[1][i / 4][i % 4];
-    if (block < j.w.clear) node.template weigh<false>(x[0], top, j, NULL, 0);
-    else {
-        uint64_t *seen = j.sh->seen[ring.turn ^= 1]; /* the other one may still be read */
-        gen_put_seen(j.a, j.p, j.item, j.sh, seen, block);
-        int v = gen_take(ring, 1);
-        node.template weigh<true>(x[0], top, j, seen, ring.data + v * ring.plane);
-    }
+    if (block >= j.w.clear) node.template mask<N>(x[0], bits);
+    node.template weigh<N>(x[0], top, j);
     int v = gen_take(ring, 1);
     wide_values<T, N>(u, v_matrix, wide_matrix(j.weights));
     wgmma_wait<0>();
@@ -112,13 +129,13 @@ __device__ static inline void gen_page_wide(gen_node<T, D, EXACT, N> &node, cons
 }
 #endif
 
-/* An item of N tiles. */
-template <typename T, int D, bool EXACT, int N>
+/* An item of N tiles; FOLDS: it may have more pages than a fold. */
+template <typename T, int D, bool EXACT, int N, bool FOLDS>
 __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_then) {
     constexpr bool pairs = EXACT && N * D <= GEN_PAIR_WIDTH;
     const gen_job j = job;
     struct gen_ring ring = ring_then;
-    gen_node<T, D, EXACT, N> node;
+    gen_node<T, D, EXACT, N, FOLDS> node;
     int n_pages = j.item.n_pages;
     node.begin(j);
     node.clear();
@@ -135,22 +152,20 @@ __device__ static inline void gen_run(const gen_job &job, struct gen_ring &ring_
             if (two)
             gen_pages<false, pairs ? 2 : 1>(node, j, ring, stage, NULL);
         else if (clear) gen_pages<false, 1>(node, j, ring, stage, NULL);
-        else {
-            uint64_t *seen = j.sh->seen[ring.turn ^= 1]; /* the other one may still be read */
-            gen_put_seen(j.a, j.p, j.item, j.sh, seen, block);
-            gen_pages<true, 1>(node, j, ring, stage, seen);
-        }
+        else gen_pages<true, 1>(node, j, ring, stage, gen_find_seen(j, ring, block));
         n += two;
-        bool last = n + 1 == n_pages;
-        if (n_pages > GEN_FOLD && (last || n % GEN_FOLD == GEN_FOLD - 1))
-            node.climb(j, n / GEN_FOLD, last);
+        if constexpr (FOLDS) {
+            bool last = n + 1 == n_pages;
+            if (n_pages > GEN_FOLD && (last || n % GEN_FOLD == GEN_FOLD - 1))
+                node.climb(j, n / GEN_FOLD, last);
+        }
     }
     if (j.item.only) node.put_out(j);
     else node.put_slot(j);
     ring_then = ring;
 }
 
-template <typename T, int D, bool EXACT, int N>
+template <typename T, int D, bool EXACT, int N, bool FOLDS>
 __device__ static void gen_compute(const struct attn_args &a, const struct gen_plan &p,
                                    struct gen_shared *sh, uint4 *frag, uint32_t weights,
                                    struct gen_ring ring) {
@@ -186,7 +201,7 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
         j.head_dim = a.head_dim, j.scale_log2 = a.scale_log2;
         j.width_log2 = 31 - __clz(page_width(hd));
         j.w = w;
-        gen_run<T, D, EXACT, N>(j, ring);
+        gen_run<T, D, EXACT, N, FOLDS>(j, ring);
         __syncwarp();
         if (w.lane == 0) bar_arrive(smem_addr(&sh->item_empty[n % GEN_ITEMS]));
     }
@@ -202,7 +217,7 @@ template <int D, bool EXACT, int N> constexpr int gen_bound() {
            : EXACT && (N == 1 || N == 3 && (D == 64 || HAVE_WGMMA != 0)) ? 224
                                                                          : 192;
 }
-template <typename T, int D, bool EXACT, int N>
+template <typename T, int D, bool EXACT, int N, bool FOLDS>
 __global__ void __launch_bounds__(gen_bound<D, EXACT, N>(), gen_cut<D>::per_sm)
     attention_gen_kernel(const __grid_constant__ struct attn_args a,
                          const __grid_constant__ struct gen_plan p) {
@@ -239,8 +254,8 @@ __global__ void __launch_bounds__(gen_bound<D, EXACT, N>(), gen_cut<D>::per_sm)
     }
     if (threadIdx.x >= GEN_WARPS * 32) gen_load(a, p, sh, t, ring);
     else
-        gen_compute<T, D, EXACT, N>(a, p, sh, (uint4 *)(smem + at.queries),
-                                    smem_addr(smem + at.weights), ring);
+        gen_compute<T, D, EXACT, N, FOLDS>(a, p, sh, (uint4 *)(smem + at.queries),
+                                           smem_addr(smem + at.weights), ring);
 }
 
 /* ---- Launching ---- */
@@ -334,9 +349,9 @@ static struct gen_plan gen_plan(const struct attn_args *a) {
     return p;
 }
 
-template <typename T, int D, bool EXACT, int N>
-static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
-                            size_t items) {
+template <typename T, int D, bool EXACT, int N, bool FOLDS>
+static int gen_launch_kernel(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
+                             size_t items) {
     static int allowed = -1; /* device */
     int per_sm = gen_cut<D>::per_sm == 2 && c->max_smem >= 160 << 10 ? 2 : 1;
     struct gen_layout l = gen_layout(a->head_dim, p->max_q, a->n_seqs, p->n_lists);
@@ -364,43 +379,56 @@ static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struc
     size_t shelf = (size_t)N * gen_cut<D>::pairs * 4 * sizeof(float) * GEN_WARPS * 32;
     size_t smem = l.ring + (size_t)p->n_stages * plane;
     p->shelf = (int)smem, p->n_shelves = 0;
-    if (N <= 3 && EXACT && D <= WIDE_DIM && items > 8 * (size_t)grid)
+    if (FOLDS && N <= 3 && EXACT && D <= WIDE_DIM && items > 8 * (size_t)grid)
         while (p->n_shelves < GEN_MAX_SHELVES && smem + shelf <= most)
             smem += shelf, p->n_shelves++;
     if (p->window > p->n_stages) p->window = p->n_stages;
     if (allowed != c->device) {
-        int rc = cuda_allow_smem(c, attention_gen_kernel<T, D, EXACT, N>, c->max_smem);
+        int rc = cuda_allow_smem(c, attention_gen_kernel<T, D, EXACT, N, FOLDS>, c->max_smem);
         if (rc) return rc;
         allowed = c->device;
     }
-    return CUDA_LAUNCH(c, (attention_gen_kernel<T, D, EXACT, N>), dim3(p->n_blocks),
+    return CUDA_LAUNCH(c, (attention_gen_kernel<T, D, EXACT, N, FOLDS>), dim3(p->n_blocks),
                        dim3(GEN_THREADS), smem, *a, *p);
+}
+
+/* Where there are no more folds than blocks no item has more than one: without what joins folds a
+ * page takes 4 % less (registers that nothing else wants, and no moves between them). */
+template <typename T, int D, bool EXACT, int N>
+static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
+                            size_t items, size_t folds) {
+    if constexpr (EXACT && N <= 3 && D <= WIDE_DIM)
+        if (folds <= (size_t)gen_cut<D>::per_sm * (size_t)c->n_sms) {
+            p->max_level = GEN_FOLD_LEVEL; /* single pages or folds */
+            return gen_launch_kernel<T, D, EXACT, N, false>(c, a, p, items);
+        }
+    return gen_launch_kernel<T, D, EXACT, N, true>(c, a, p, items);
 }
 
 template <typename T, int D, bool EXACT>
 static int gen_launch(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
-                      size_t items) {
+                      size_t items, size_t folds) {
     if constexpr (EXACT)
-        if (p->max_q == 8) return gen_launch_tiles<T, D, EXACT, 1>(c, a, p, items);
+        if (p->max_q == 8) return gen_launch_tiles<T, D, EXACT, 1>(c, a, p, items, folds);
     if constexpr (D <= 128)
-        if (p->max_q == 24) return gen_launch_tiles<T, D, EXACT, 3>(c, a, p, items);
-    return gen_launch_tiles<T, D, EXACT, gen_cut<D>::max_tiles>(c, a, p, items);
+        if (p->max_q == 24) return gen_launch_tiles<T, D, EXACT, 3>(c, a, p, items, folds);
+    return gen_launch_tiles<T, D, EXACT, gen_cut<D>::max_tiles>(c, a, p, items, folds);
 }
 
 template <typename T>
 static int gen_launch_as(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
-                         size_t items) {
+                         size_t items, size_t folds) {
     switch (a->head_dim) {
     case 64:
-        return gen_launch<T, 64, true>(c, a, p, items);
+        return gen_launch<T, 64, true>(c, a, p, items, folds);
     case 128:
-        return gen_launch<T, 128, true>(c, a, p, items);
+        return gen_launch<T, 128, true>(c, a, p, items, folds);
     case 256:
-        return gen_launch<T, 256, true>(c, a, p, items);
+        return gen_launch<T, 256, true>(c, a, p, items, folds);
     }
-    return a->head_dim < 64    ? gen_launch<T, 64, false>(c, a, p, items)
-           : a->head_dim < 128 ? gen_launch<T, 128, false>(c, a, p, items)
-                               : gen_launch<T, 256, false>(c, a, p, items);
+    return a->head_dim < 64    ? gen_launch<T, 64, false>(c, a, p, items, folds)
+           : a->head_dim < 128 ? gen_launch<T, 128, false>(c, a, p, items, folds)
+                               : gen_launch<T, 256, false>(c, a, p, items, folds);
 }
 
 int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a) {
@@ -411,10 +439,11 @@ int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a) {
     size_t chunks = (size_t)a->n_gen * (size_t)a->group / (size_t)p.max_q +
                     (size_t)(a->n_seqs < a->n_gen ? a->n_seqs : a->n_gen);
     size_t items = chunks * (size_t)a->n_kv * (size_t)a->capacity;
+    size_t folds =
+        chunks * (size_t)a->n_kv * ((size_t)(a->capacity + GEN_FOLD - 1) / (size_t)GEN_FOLD);
     if (items == 0) p.n_lists = 0;
-    else if (a->bf16) rc = gen_launch_as<__nv_bfloat16>(c, a, &p, items);
-
-    else rc = gen_launch_as<__half>(c, a, &p, items);
+    else if (a->bf16) rc = gen_launch_as<__nv_bfloat16>(c, a, &p, items, folds);
+    else rc = gen_launch_as<__half>(c, a, &p, items, folds);
     if (rc) return rc;
     return cuda_attention_gen_combine(c, a, p);
 }

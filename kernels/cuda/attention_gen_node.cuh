@@ -4,6 +4,8 @@
 /* The computing side of attention_gen.cu: pages out of the ring, and (m, l, o) of the node in hand,
  * from its first page to its place in the scratch. */
 
+#include <float.h>
+
 #include "kernels/cuda/attention_gen_query.cuh"
 
 /* ---- A page ---- */
@@ -80,14 +82,14 @@ struct gen_job {
 /* N tiles of 8 queries of a warp: its dimensions of a node. Everything is transposed, scores are
  * tokens x queries and o is dimensions x queries, so that one row of few heads wastes little: of a
  * 16 x 8 tile lane 4 g + t has rows g and g + 8 of queries 2 t and 2 t + 1 ([0], [1]; [2], [3]). */
-template <typename T, int D, bool EXACT, int N> struct gen_node {
+template <typename T, int D, bool EXACT, int N, bool FOLDS> struct gen_node {
     static constexpr int P = gen_cut<D>::pairs, H = D / 16, H2 = (H + 1) / 2;
     static constexpr bool wide = gen_is_wide<D, EXACT, N>(), ordered = gen_wide_order<D, EXACT>();
     static constexpr int chains = D > 64 && !ordered ? 4 : 2; /* sums of a score side by side */
     static constexpr bool keeps_q = N == 1 && D <= 128;       /* queries stay in registers */
     /* The last fold that waits for its right neighbour stays in registers where they suffice: o;
      * m and l in gen_shared. */
-    static constexpr bool keeps_fold = N <= 3 && (ordered || EXACT && D == 64);
+    static constexpr bool keeps_fold = FOLDS && N <= 3 && (ordered || EXACT && D == 64);
     float o[N][P][4], m[N][2], l[N][2];
     float fold[keeps_fold ? N : 1][P][4];
     uint4 q[keeps_q ? N * H2 : 1];
@@ -157,26 +159,35 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         }
     }
 
-    /* Scores, masked, of M tiles (of one page or more) to weights in shared memory; top: the page's
-     * largest of each query, scaled; seen: where MASKED, the tokens that a query sees, else all;
-     * v_plane: its V, of which there what no query sees becomes zeros, if the tensor cores read it
-     * where it lies. All four warps pass its two barriers. */
-    template <bool MASKED, int M>
-    __device__ static void weigh(float (&x)[M][4], float (&top)[M][2], const gen_job &j,
-                                 const uint64_t *seen, uint32_t v_plane) {
+    /* Which of a page's scores this lane's queries see, two bits a query; the others: -infinity. */
+    template <int M> __device__ static uint32_t mask(const gen_job &j, const uint64_t *seen) {
+        static_assert(M <= 8, "");
+        int g = j.w.lane / 4, t = j.w.lane % 4;
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * M; i++) {
+            uint32_t see =
+                (uint32_t)(seen[i / 2 * 8 + t * 2 + i % 2] >> (j.w.warp * 16 + g)) & 0x101;
+            bits |= (see | see >> 7) % 4 << i * 2;
+        }
+        return bits;
+    }
+    template <int M> __device__ static void mask(float (&x)[M][4], uint32_t bits) {
+#pragma unroll
+        for (int i = 0; i < 4 * M; i++)
+            if (!(bits >> (i / 4 * 4 + i % 2 * 2 + i % 4 / 2) & 1)) x[i / 4][i % 4] = -INFINITY;
+    }
+
+    /* Scores of M tiles (of one page or more) to weights in shared memory; top: the page's largest
+     * of each query, scaled. All four warps pass its two barriers. */
+    template <int M>
+    __device__ static void weigh(float (&x)[M][4], float (&top)[M][2], const gen_job &j) {
         int g = j.w.lane / 4, t = j.w.lane % 4;
         float most[2 * M];
 #pragma unroll
         for (int i = 0; i < M; i++)
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                if constexpr (MASKED) {
-                    uint32_t see = (uint32_t)(seen[i * 8 + t * 2 + r] >> (j.w.warp * 16 + g));
-                    if (!(see & 1)) x[i][r] = -INFINITY;
-                    if (!(see >> 8 & 1)) x[i][2 + r] = -INFINITY;
-                }
-                most[i * 2 + r] = fmaxf(x[i][r], x[i][2 + r]);
-            }
+            for (int r = 0; r < 2; r++) most[i * 2 + r] = fmaxf(x[i][r], x[i][2 + r]);
         gen_tops<2 * M, 16>::reduce(most);
 #pragma unroll
         for (int i = 0; i < (2 * M + 7) / 8; i++) {
@@ -201,8 +212,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
         for (int i = 0; i < M; i++) {
             float from[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                from[r] = MASKED && top[i][r] == -INFINITY ? 0.f : -top[i][r];
+            for (int r = 0; r < 2; r++) from[r] = fminf(-top[i][r], FLT_MAX); /* sees nothing: 0 */
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 w[i][h] =
@@ -221,10 +231,7 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
                 asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(j.put + i * 1024), "r"(w0),
                              "r"(w1));
         }
-        if constexpr (wide) {
-            if (MASKED) clear_unseen(v_plane, some_see(j, seen));
-            async_fence();
-        }
+        if constexpr (wide) async_fence();
         if constexpr (ordered)
             if (g == 0)
 #pragma unroll
@@ -508,8 +515,8 @@ template <typename T, int D, bool EXACT, int N> struct gen_node {
 
 /* The next M pages, of whose first K has come (in stage `first`). Two at a time take little longer
  * than one: a page is a chain of waits. */
-template <bool MASKED, int M, typename T, int D, bool EXACT, int N>
-__device__ static inline void gen_pages(gen_node<T, D, EXACT, N> &node, const gen_job &j,
+template <bool MASKED, int M, typename T, int D, bool EXACT, int N, bool FOLDS>
+__device__ static inline void gen_pages(gen_node<T, D, EXACT, N, FOLDS> &node, const gen_job &j,
                                         struct gen_ring &ring, int first, const uint64_t *seen) {
     float x[M * N][4], top[M * N][2];
 #pragma unroll
@@ -518,7 +525,8 @@ __device__ static inline void gen_pages(gen_node<T, D, EXACT, N> &node, const ge
         node.scores(x + i * N, j, ring.data + stage * ring.plane);
         gen_give_back(ring, stage);
     }
-    node.template weigh<MASKED, M * N>(x, top, j, seen, 0);
+    if (MASKED) node.template mask<M * N>(x, node.template mask<M * N>(j, seen));
+    node.template weigh<M * N>(x, top, j);
 #pragma unroll
     for (int i = 0; i < M; i++) {
         int stage = gen_take(ring, 2 * i + 1);
