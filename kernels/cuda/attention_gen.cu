@@ -189,7 +189,9 @@ __device__ static void gen_compute(const struct attn_args &a, const struct gen_p
         if (item.fresh) {
             named_sync(1, GEN_WARPS * 32); /* nobody reads the queries before */
             w.clear = gen_put_positions(a, p, item, sh);
-            gen_put_queries<T, D, EXACT, N>(a, p, item, frag, n == 0);
+            if constexpr (gen_is_wide<D, EXACT, N>())
+                gen_put_queries_wide<T, N>(a, p, item, frag, n == 0);
+            else gen_put_queries<T, D, EXACT, N>(a, p, item, frag, n == 0);
             named_sync(1, GEN_WARPS * 32);
         }
         struct gen_job j = {a, p, item, sh, frag};

@@ -28,9 +28,8 @@ __device__ static inline bool gen_query(const struct attn_args &a, const struct 
     return true;
 }
 
-/* The item's queries, by all computing threads: as fragments, [tile of 8][32 dimensions][lane][8],
- * or as a matrix in page.cuh's order, [64 dimensions][8 N][64]. wait: for the kernel that made
- * them, when all addresses are there. */
+/* The item's queries, by all computing threads: as fragments, [tile of 8][32 dimensions][lane][8].
+ * wait: for the kernel that made them, when all addresses are there. */
 template <typename T, int D, bool EXACT, int N>
 __device__ static void gen_put_queries(const struct attn_args &a, const struct gen_plan &p,
                                        const struct gen_item &item, uint4 *frag, bool wait) {
@@ -63,15 +62,36 @@ __device__ static void gen_put_queries(const struct attn_args &a, const struct g
         if (at >= N * pairs) continue;
         uint4 y = make_uint4(pack2<T>(x[k][0].x, x[k][0].y), pack2<T>(x[k][1].x, x[k][1].y),
                              pack2<T>(x[k][2].x, x[k][2].y), pack2<T>(x[k][3].x, x[k][3].y));
-        if constexpr (gen_is_wide<D, EXACT, N>()) {
-            int tile = at / (D / 32), pair = at % (D / 32), g = lane / 4, c = pair % 2 * 4;
-            uint32_t *to =
-                (uint32_t *)frag + (pair / 2 * N + tile) * (WIDE_TILE / 4) + g * 32 + lane % 4;
-            to[(c ^ g) * 4] = y.x, to[(c + 1 ^ g) * 4] = y.y;
-            to[(c + 2 ^ g) * 4] = y.z, to[(c + 3 ^ g) * 4] = y.w;
-        } else frag[at * 32 + lane] = y;
+        frag[at * 32 + lane] = y;
     }
-    if constexpr (gen_is_wide<D, EXACT, N>()) async_fence();
+}
+/* The same as a matrix in page.cuh's order, [64 dimensions][8 N][64], for wgmma: a thread 8
+ * dimensions of a query of each tile. */
+template <typename T, int N>
+__device__ static void gen_put_queries_wide(const struct attn_args &a, const struct gen_plan &p,
+                                            const struct gen_item &item, uint4 *matrix, bool wait) {
+    int g = threadIdx.x / 16, c = threadIdx.x % 16;
+    const float4 *from[N]; /* NULL: no query */
+    float4 x[N][2] = {};
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        int row, head;
+        from[k] = NULL;
+        if (gen_query(a, p, item, k * 8 + g, &row, &head))
+            from[k] = (const float4 *)(a.qkv + (size_t)row * a.qkv_stride +
+                                       (size_t)head * WIDE_DIM + c * 8);
+    }
+    uint4 *to = matrix + c / 8 * N * (WIDE_TILE / 16) + g * 8 + (c % 8 ^ g);
+    if (wait) pdl_wait();
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        if (from[k]) x[k][0] = __ldcg(from[k]), x[k][1] = __ldcg(from[k] + 1);
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        to[k * (WIDE_TILE / 16)] =
+            make_uint4(pack2<T>(x[k][0].x, x[k][0].y), pack2<T>(x[k][0].z, x[k][0].w),
+                       pack2<T>(x[k][1].x, x[k][1].y), pack2<T>(x[k][1].z, x[k][1].w));
+    async_fence();
 }
 
 /* Positions of the rows of the item's queries, for all warps, which each look themselves; returns
