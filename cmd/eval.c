@@ -10,46 +10,10 @@
 #include "base/log.h"
 #include "base/number.h"
 #include "cmd/cmd.h"
-#include "cmd/engine_flags.h"
-#include "cmd/eval_report.h"
+#include "cmd/eval_work.h"
 #include "cmd/options.h"
 
 enum { DEFAULT_NEEDLES = 40, DEFAULT_TEXTS = 8, MOST_CONTEXT = 32768 };
-
-/* What was typed. */
-struct flags {
-    struct engine_options engine;
-    const char *precision, *lengths, *depths, *kinds, *text, *tasks, *selectors, *scorers, *json,
-        *svg, *answers, *calibrate, *into, *keep, *keep_blocks, *reserve, *smooth, *lists, *select2,
-        *quarters, *sizes, *drop;
-    int n_needles, n_texts, n_answer, n_late, n_following, n_task_answer, n_task, context, seed,
-        exact, n_exact;
-    double budget;
-    struct target_settings base;
-    struct eval_calibration limits;
-    bool again, each_step, recheck, quiet;
-};
-
-/* What it comes to. */
-struct work {
-    struct eval_bed *bed;
-    struct eval_bed_options bed_options;
-    struct eval_wishes wishes;
-    struct eval_columns columns;
-    struct eval_texts texts;
-    struct eval_find_options find;
-    struct eval_read_options read;
-    struct eval_task_options task;
-    struct eval_found *found;
-    struct eval_loss *loss;
-    struct eval_task *tasks;
-    struct eval_exact exact;
-    struct eval_attention attention[EVAL_MAX_LENGTHS];
-    struct eval_results results;
-    struct target_curve curve;
-    char scorer_paths[EVAL_MAX_SCORERS][1024];
-    const char *scorer_path[EVAL_MAX_SCORERS];
-};
 
 /* ---- Lists of words ---- */
 
@@ -108,7 +72,7 @@ static int parse_kinds(const char *s, struct eval_find_options *o, struct err *e
     return o->n_kinds ? 0 : err_raise(e, E_INVALID, "--kinds: none");
 }
 
-static int parse_scorers(const char *s, struct work *p, struct err *e) {
+static int parse_scorers(const char *s, struct eval_work *p, struct err *e) {
     int n_files = 0;
     while (s && *s) {
         size_t n = strcspn(s, ",");
@@ -134,7 +98,7 @@ static bool asks_late(const struct eval_find_options *o) {
 }
 
 /* Tokens of the trace: what the longest prompt and all that follows need. */
-static int plan_tokens(const struct flags *f, struct work *p, struct err *e) {
+static int plan_tokens(const struct eval_flags *f, struct eval_work *p, struct err *e) {
     int context = p->bed->c.context, longest = 0, rc, most = 0;
     if (f->context > context)
         return err_raise(e, E_RANGE, "--ctx-size %d: the model's context is %d", f->context,
@@ -175,7 +139,7 @@ static int plan_tokens(const struct flags *f, struct work *p, struct err *e) {
     return 0;
 }
 
-static int plan_texts(const struct flags *f, struct work *p, struct err *e) {
+static int plan_texts(const struct eval_flags *f, struct eval_work *p, struct err *e) {
     int longest = 0, n_dropped = 0, behind = 0;
     if (p->find.n == 0 && p->read.n == 0) return 0;
     for (int i = 0; i < p->find.n_lengths; i++)
@@ -191,7 +155,7 @@ static int plan_texts(const struct flags *f, struct work *p, struct err *e) {
     return rc;
 }
 
-static int plan_columns(const struct flags *f, struct work *p, struct err *e) {
+static int plan_columns(const struct eval_flags *f, struct eval_work *p, struct err *e) {
     struct eval_wishes *w = &p->wishes;
     w->selectors = f->selectors              ? f->selectors
                    : p->wishes.n_scorers > 0 ? "observed,recent,random,mean,scorer,oracle"
@@ -218,7 +182,7 @@ static int plan_columns(const struct flags *f, struct work *p, struct err *e) {
     return eval_columns_make(&p->columns, w, e);
 }
 
-static int plan_all(const struct flags *f, struct work *p, struct err *e) {
+static int plan_all(const struct eval_flags *f, struct eval_work *p, struct err *e) {
     bool only_tasks = f->tasks && f->n_needles < 0 && f->n_texts < 0;
     p->find.n = f->n_needles >= 0 ? f->n_needles : only_tasks ? 0 : DEFAULT_NEEDLES;
     p->read.n = f->n_texts >= 0 ? f->n_texts : only_tasks ? 0 : DEFAULT_TEXTS;
@@ -258,7 +222,7 @@ static int write_file(const char *path, const struct strbuf *b, struct err *e) {
     return ok ? 0 : err_raise(e, E_IO, "%s: cannot be written", path);
 }
 
-static int write_results(const struct flags *f, const struct work *p, struct err *e) {
+static int write_results(const struct eval_flags *f, const struct eval_work *p, struct err *e) {
     struct strbuf b = {0};
     int rc = 0;
     bool json_only = f->json && !strcmp(f->json, "-");
@@ -279,7 +243,7 @@ static int write_results(const struct flags *f, const struct work *p, struct err
     return rc;
 }
 
-static int check_outputs(const struct flags *f, struct err *e) {
+static int check_outputs(const struct eval_flags *f, struct err *e) {
     const char *const path[] = {f->json && strcmp(f->json, "-") ? f->json : NULL, f->svg,
                                 f->answers};
     int rc = 0;
@@ -288,77 +252,11 @@ static int check_outputs(const struct flags *f, struct err *e) {
     return rc;
 }
 
-/* ---- Calibration ---- */
-
-static int calibrated_selector(const struct flags *f, struct err *e) {
-    for (int s = EVAL_DENSE + 1; s < EVAL_N_SELECTORS; s++)
-        if (!strcmp(f->calibrate, eval_selector_name((enum eval_selector)s))) return s;
-    return err_raise(e, E_RANGE, "--calibrate: '%s' is no selector", f->calibrate);
-}
-
-static bool leaves_out(const struct eval_column *col, const struct work *p) {
-    for (int l = 0; l < p->find.n_lengths; l++)
-        if (target_n_kept(&col->settings, p->find.length[l]) < target_n_blocks(p->find.length[l]))
-            return true;
-    return false;
-}
-
-/* Is there anything to fit, and may it be written where it shall? Asked before hours of work. */
-static int check_calibration(const struct flags *f, const struct work *p, struct err *e) {
-    struct target_scorer_file *file;
-    int selector = calibrated_selector(f, e), first = selector == EVAL_SCORER ? 0 : -1;
-    bool is_there = false;
-    if (selector < 0) return selector;
-    for (int i = 1; i < p->columns.n; i++) {
-        const struct eval_column *col = &p->columns.at[i];
-        is_there |= (int)col->selector == selector && col->scorer == first &&
-                    eval_column_is_plain(col) && leaves_out(col, p);
-    }
-    if (!is_there || (p->find.n == 0 && p->read.n == 0))
-        return err_raise(e, E_INVALID,
-                         "--calibrate %s: nothing would be left out of any prompt; give it as one "
-                         "of --selectors, with --keep-blocks below the prompts' blocks, and "
-                         "needles or texts",
-                         f->calibrate);
-    if (!f->into) return 0;
-    int rc = target_scorer_read(&file, f->into, e);
-    if (rc) return rc;
-    rc = target_scorer_check(file, &p->bed->c, p->bed->fingerprint, e);
-    target_scorer_free(file);
-    return rc ? rc : file_check_writable(f->into, e);
-}
-
-static int calibrate(const struct flags *f, struct work *p, struct err *e) {
-    struct eval_curve_trial trials[EVAL_MAX_COLUMNS * 2 * EVAL_MAX_LENGTHS];
-    int selector = calibrated_selector(f, e);
-    if (selector < 0) return selector;
-    int n = eval_curve_trials(&p->results, (enum eval_selector)selector,
-                              selector == EVAL_SCORER ? 0 : -1, trials,
-                              sizeof trials / sizeof trials[0]);
-    if (n == 0)
-        return err_raise(e, E_INVALID,
-                         "--calibrate %s: nothing was left out of any prompt; give it as one of "
-                         "--selectors, with --keep-blocks below the prompts' blocks",
-                         f->calibrate);
-    eval_curve_fit(&p->curve, trials, n, &f->limits);
-    p->results.curve = &p->curve;
-    p->results.curve_of = f->calibrate;
-    if (!f->into) return 0;
-    struct target_scorer_file *file;
-    int rc = target_scorer_read(&file, f->into, e);
-    if (rc) return rc;
-    rc = target_scorer_check(file, &p->bed->c, p->bed->fingerprint, e);
-    file->curve = p->curve;
-    if (!rc) rc = target_scorer_write(f->into, file, e);
-    target_scorer_free(file);
-    return rc;
-}
-
 /* ---- Running ---- */
 
 /* By how much the first column beside dense keeps. */
-static int measure_exact(const struct flags *f, struct work *p, const struct eval_clock *clock,
-                         struct err *e) {
+static int measure_exact(const struct eval_flags *f, struct eval_work *p,
+                         const struct eval_clock *clock, struct err *e) {
     struct eval_exact_options o = {.engine = f->engine, .exact = f->exact, .n_answer = f->n_exact};
     target_settings_unset(&o.keep);
     if (p->columns.n > 1) {
@@ -378,7 +276,7 @@ static int measure_exact(const struct flags *f, struct work *p, const struct eva
     return rc;
 }
 
-static int measure(const struct flags *f, struct work *p, struct err *e) {
+static int measure(const struct eval_flags *f, struct eval_work *p, struct err *e) {
     struct eval_results *r = &p->results;
     long long start = clock_ns(), budget = (long long)(f->budget * 60e9);
     /* Needles may take three fifths where something comes behind them. */
@@ -412,7 +310,7 @@ static int measure(const struct flags *f, struct work *p, struct err *e) {
     return rc;
 }
 
-static void say_start(const struct work *p) {
+static void say_start(const struct eval_work *p) {
     const struct eval_bed *b = p->bed;
     log_info("model %s: %s, %d layers, context %d; deep layers from %d on", b->c.name, b->c.arch,
              b->c.n_layers, b->c.context, b->select_layer);
@@ -421,13 +319,13 @@ static void say_start(const struct work *p) {
     if (!b->speech.chat) log_warn("no chat template: prompts are plain text");
 }
 
-static int run(const struct flags *f, struct work *p, struct err *e) {
+static int run(const struct eval_flags *f, struct eval_work *p, struct err *e) {
     struct eval_results *r = &p->results;
     /* A wrong word must not cost an evaluation. */
-    int rc = f->calibrate ? calibrated_selector(f, e) : 0;
+    int rc = f->calibrate ? eval_calibrated_selector(f, e) : 0;
     if (rc >= 0) rc = check_outputs(f, e);
     if (!rc) rc = plan_all(f, p, e);
-    if (!rc && f->calibrate) rc = check_calibration(f, p, e);
+    if (!rc && f->calibrate) rc = eval_check_calibration(f, p, e);
     if (!rc && f->tasks) rc = eval_tasks_check(f->tasks, f->n_task, e);
     if (!rc) rc = eval_bed_open(p->bed, &p->bed_options, e);
     if (rc) return rc;
@@ -440,12 +338,12 @@ static int run(const struct flags *f, struct work *p, struct err *e) {
                                .find = &p->find,
                                .read = &p->read};
     rc = measure(f, p, e);
-    if (!rc && f->calibrate) rc = calibrate(f, p, e);
+    if (!rc && f->calibrate) rc = eval_calibrate(f, p, e);
     if (!rc) rc = write_results(f, p, e);
     return rc;
 }
 
-static void work_close(struct work *p) {
+static void work_close(struct eval_work *p) {
     eval_texts_close(&p->texts);
     eval_bed_close(p->bed);
     free(p->found);
@@ -453,7 +351,7 @@ static void work_close(struct work *p) {
     free(p->tasks);
 }
 
-static int finish_flags(struct flags *f, const struct options *o) {
+static int finish_flags(struct eval_flags *f, const struct options *o) {
     if (!f->engine.model_path) return options_error(o, "--model is needed");
     if (!strcmp(f->precision, "f32") || !strcmp(f->precision, "reference"))
         f->engine.precision = KERN_REFERENCE;
@@ -603,18 +501,18 @@ static const char after[] =
 /* clang-format on */
 
 int cmd_eval(int argc, char **argv) {
-    struct flags f = {.precision = "fast",
-                      .depths = "10,30,50,70,90",
-                      .kinds = "single,many,two-hop,late",
-                      .n_needles = -1,
-                      .n_texts = -1,
-                      .n_answer = 24,
-                      .n_late = 192,
-                      .n_following = EVAL_FOLLOWING,
-                      .n_task_answer = 64,
-                      .n_exact = 64,
-                      .seed = 1,
-                      .limits = {2, .03}};
+    struct eval_flags f = {.precision = "fast",
+                           .depths = "10,30,50,70,90",
+                           .kinds = "single,many,two-hop,late",
+                           .n_needles = -1,
+                           .n_texts = -1,
+                           .n_answer = 24,
+                           .n_late = 192,
+                           .n_following = EVAL_FOLLOWING,
+                           .n_task_answer = 64,
+                           .n_exact = 64,
+                           .seed = 1,
+                           .limits = {2, .03}};
     engine_options_default(&f.engine);
     f.engine.device = "auto";
     target_settings_unset(&f.base);
@@ -627,7 +525,7 @@ int cmd_eval(int argc, char **argv) {
     int rc = options_parse(&o, argc, argv);
     if (rc < 0) rc = finish_flags(&f, &o);
     if (rc >= 0) return rc;
-    struct work *p = calloc(1, sizeof *p);
+    struct eval_work *p = calloc(1, sizeof *p);
     struct err e = {0};
     rc = p ? run(&f, p, &e) : err_raise(&e, E_NOMEM, "no memory for an evaluation");
     if (p) work_close(p);
