@@ -38,7 +38,7 @@
  *
  * Napkin, one row of 32/8 heads of 128 at 8K on an H200: 33.5 MB are 7.4 us; start, finding the
  * work and the first bytes 3, the last page 1, the end of one kernel to the other's 1, the join
- * 1: 13.4. Measured 10.7, the next call's start beside this one's end. Five rows, by clocks in both
+ * 1: 13.4. Measured 9.9, the next call's start beside this one's end. Five rows, by clocks in both
  * kernels (stamps cost some of it): from the wait's end to queries in shared memory .7 to 1.1 us, a
  * page 1.2 (the newest, of which not all is seen, .3 more), nodes in the scratch .5 behind the
  * last, the wait of the combining kernel over .6 to .9 behind that, the join 1.1 to 1.4, the next
