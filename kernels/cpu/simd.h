@@ -285,33 +285,23 @@ ALWAYS_INLINE vf v_load_kv(enum kern_dtype t, const void *p) {
 
 /* Cases of a switch over the queries of a register tile, of at most QT = (VL == 16 ? 6 : 3): DO(n)
  * for each number as a constant. */
+#define TILE_CASE(n, DO)                                                                           \
+    case n:                                                                                        \
+        DO(n);                                                                                     \
+        break;
 #if defined(__AVX512F__)
 #define TILE_CASES(DO)                                                                             \
-    case 1:                                                                                        \
-        DO(1);                                                                                     \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        DO(2);                                                                                     \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        DO(3);                                                                                     \
-        break;                                                                                     \
-    case 4:                                                                                        \
-        DO(4);                                                                                     \
-        break;                                                                                     \
-    case 5:                                                                                        \
-        DO(5);                                                                                     \
-        break;                                                                                     \
+    TILE_CASE(1, DO)                                                                               \
+    TILE_CASE(2, DO)                                                                               \
+    TILE_CASE(3, DO)                                                                               \
+    TILE_CASE(4, DO)                                                                               \
+    TILE_CASE(5, DO)                                                                               \
     default:                                                                                       \
         DO(QT)
 #else
 #define TILE_CASES(DO)                                                                             \
-    case 1:                                                                                        \
-        DO(1);                                                                                     \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        DO(2);                                                                                     \
-        break;                                                                                     \
+    TILE_CASE(1, DO)                                                                               \
+    TILE_CASE(2, DO)                                                                               \
     default:                                                                                       \
         DO(QT)
 #endif

@@ -293,15 +293,20 @@ static int combine_launch(struct cuda_ctx *c, const struct attn_args *a, const s
                        dim3(GEN_COMBINE_WARPS * 32), smem, *a, p);
 }
 
+/* Of a head's dimensions, v of each lane. */
+static int combine_parts(int head_dim, int v) {
+    return (head_dim + 32 * v - 1) / (32 * v);
+}
+
 int cuda_attention_gen_combine(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan p) {
-    int pairs = a->n_gen * a->n_heads, v = 1;
-    while (v < 4 && (long long)pairs * ((a->head_dim + 32 * v - 1) / (32 * v)) > c->n_sms) v *= 2;
+    long long pairs = (long long)a->n_gen * a->n_heads;
+    int v = 1;
+    while (v < 4 && pairs * combine_parts(a->head_dim, v) > c->n_sms) v *= 2;
     /* Few pages make few nodes: a warp takes them all, and there are four in a block. */
-    if (v == 4 && p.alone &&
-        (long long)pairs * ((a->head_dim + 63) / 64) <= GEN_COMBINE_WARPS * c->n_sms)
+    if (v == 4 && p.alone && pairs * combine_parts(a->head_dim, 2) <= GEN_COMBINE_WARPS * c->n_sms)
         v = 2;
-    p.n_parts = (a->head_dim + 32 * v - 1) / (32 * v);
-    long long n_tasks = (long long)pairs * p.n_parts;
+    p.n_parts = combine_parts(a->head_dim, v);
+    long long n_tasks = pairs * p.n_parts;
     int grid = GEN_BESIDE * c->n_sms;
     if (n_tasks < grid) grid = (int)n_tasks;
     if (v < 4 && grid > c->n_sms) grid = c->n_sms;

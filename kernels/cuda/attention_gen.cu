@@ -398,39 +398,42 @@ static int gen_launch_kernel(struct cuda_ctx *c, const struct attn_args *a, stru
  * page takes 4 % less (registers that nothing else wants, and no moves between them). */
 template <typename T, int D, bool EXACT, int N>
 static int gen_launch_tiles(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
-                            size_t items, size_t folds) {
-    if constexpr (EXACT && N <= 3 && D <= WIDE_DIM)
+                            size_t items) {
+    if constexpr (EXACT && N <= 3 && D <= WIDE_DIM) {
+        size_t capacity = (size_t)a->capacity; /* of each of items / capacity lists */
+        size_t folds = items / capacity * ((capacity + GEN_FOLD - 1) / GEN_FOLD);
         if (folds <= (size_t)gen_cut<D>::per_sm * (size_t)c->n_sms) {
             p->max_level = GEN_FOLD_LEVEL; /* single pages or folds */
             return gen_launch_kernel<T, D, EXACT, N, false>(c, a, p, items);
         }
+    }
     return gen_launch_kernel<T, D, EXACT, N, true>(c, a, p, items);
 }
 
 template <typename T, int D, bool EXACT>
 static int gen_launch(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
-                      size_t items, size_t folds) {
+                      size_t items) {
     if constexpr (EXACT)
-        if (p->max_q == 8) return gen_launch_tiles<T, D, EXACT, 1>(c, a, p, items, folds);
+        if (p->max_q == 8) return gen_launch_tiles<T, D, EXACT, 1>(c, a, p, items);
     if constexpr (D <= 128)
-        if (p->max_q == 24) return gen_launch_tiles<T, D, EXACT, 3>(c, a, p, items, folds);
-    return gen_launch_tiles<T, D, EXACT, gen_cut<D>::max_tiles>(c, a, p, items, folds);
+        if (p->max_q == 24) return gen_launch_tiles<T, D, EXACT, 3>(c, a, p, items);
+    return gen_launch_tiles<T, D, EXACT, gen_cut<D>::max_tiles>(c, a, p, items);
 }
 
 template <typename T>
 static int gen_launch_as(struct cuda_ctx *c, const struct attn_args *a, struct gen_plan *p,
-                         size_t items, size_t folds) {
+                         size_t items) {
     switch (a->head_dim) {
     case 64:
-        return gen_launch<T, 64, true>(c, a, p, items, folds);
+        return gen_launch<T, 64, true>(c, a, p, items);
     case 128:
-        return gen_launch<T, 128, true>(c, a, p, items, folds);
+        return gen_launch<T, 128, true>(c, a, p, items);
     case 256:
-        return gen_launch<T, 256, true>(c, a, p, items, folds);
+        return gen_launch<T, 256, true>(c, a, p, items);
     }
-    return a->head_dim < 64    ? gen_launch<T, 64, false>(c, a, p, items, folds)
-           : a->head_dim < 128 ? gen_launch<T, 128, false>(c, a, p, items, folds)
-                               : gen_launch<T, 256, false>(c, a, p, items, folds);
+    return a->head_dim < 64    ? gen_launch<T, 64, false>(c, a, p, items)
+           : a->head_dim < 128 ? gen_launch<T, 128, false>(c, a, p, items)
+                               : gen_launch<T, 256, false>(c, a, p, items);
 }
 
 int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a) {
@@ -441,11 +444,9 @@ int cuda_attention_gen(struct cuda_ctx *c, const struct attn_args *a) {
     size_t chunks = (size_t)a->n_gen * (size_t)a->group / (size_t)p.max_q +
                     (size_t)(a->n_seqs < a->n_gen ? a->n_seqs : a->n_gen);
     size_t items = chunks * (size_t)a->n_kv * (size_t)a->capacity;
-    size_t folds =
-        chunks * (size_t)a->n_kv * ((size_t)(a->capacity + GEN_FOLD - 1) / (size_t)GEN_FOLD);
     if (items == 0) p.n_lists = 0;
-    else if (a->bf16) rc = gen_launch_as<__nv_bfloat16>(c, a, &p, items, folds);
-    else rc = gen_launch_as<__half>(c, a, &p, items, folds);
+    else if (a->bf16) rc = gen_launch_as<__nv_bfloat16>(c, a, &p, items);
+    else rc = gen_launch_as<__half>(c, a, &p, items);
     if (rc) return rc;
     return cuda_attention_gen_combine(c, a, p);
 }
