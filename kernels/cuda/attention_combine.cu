@@ -20,7 +20,9 @@
  * say that they are there (a NaN that no arithmetic makes, wiped by who has read them) save .4 us
  * of the wait and cost .5 to 1.3 for the wiping; counts of items that are done, behind a fence: 5
  * to 15 % more. In clusters of 8, which the chip spreads: .1 us less, and up to 3 % more for 32
- * sequences. V of 1 with 32 nodes a warp: .6 us more; V of 4 with 16: the same as with 8.
+ * sequences. So much shared memory for each that one to four of them, not eight, find room on an
+ * SM: .1 to .4 us more, 1 to 3 where there are few pages. V of 1 with 32 nodes a warp: .6 us more;
+ * V of 4 with 16: the same as with 8.
  *
  * What is read before pdl_wait (rows, lists) nothing writes any more: see cuda.cuh. */
 

@@ -14,6 +14,7 @@ enum {
     GEN_MAX_Q = 40,       /* queries of an item at most: gen_cut */
     GEN_MAX_BLOCKS = 304, /* of the grid */
     GEN_FEW = 4,          /* pages of a block up to which one block an SM will do */
+    GEN_STAY = 8,         /* blocks, the last ones, that stay without work: attention_gen.cu */
     GEN_FOLD = 4,         /* pages that are joined one after another; above them a binary tree */
     GEN_FOLD_LEVEL = 2,
     GEN_MAX_SHELVES = 2,  /* places in shared memory for nodes of 2 and 4 folds */

@@ -55,6 +55,13 @@
  *   16 of 8 are on the chip at once, a second round of strips runs nearly empty).
  *   Half tiles as units of the ring, each with the scales: 14.3, 13.7 by bulk copies, 12.0, 13.8 by
  *   cp.async, whatever part of the ring is asked for at a time (a quarter more instructions).
+ *   A warp's two strips one after another, tile by tile, with a ring of single tiles and one of x
+ *   (by bulk copies, a row each), so that 80 registers do and twelve warps fit: 12.5, 15.1; eight
+ *   warps 12.8, 15.1, fourteen 14.0, 18.0; Q6_K 16.0, 19.3 for 17.6, 17.8. It is 735 instructions
+ *   a tile of two strips, at .67 a clock and scheduler (two warps a scheduler: .60), whether the
+ *   loop is 52 of them or unrolled: fewer would help, more warps do not. With the products left
+ *   out those rings take 8.9, 10.2. By clocks: x is there .4 us behind the wait, the products end
+ *   9.5 behind it, the next call's wait 1.9 behind those.
  *   The next kernel let in when 0..4 slots are left to fill: from 0.5 us less, for 8 rows and half
  *   tiles, to 3 us more, for Q8_0 (where a block ends early its SM may get two blocks of the next
  *   kernel; with 128 blocks of equal shares, which leave SMs free, half tiles took 18.5). */
