@@ -7,8 +7,8 @@
  * CPU's reference backend, large ones by a sample of outputs computed in double on the host. Then
  * it is timed: a train of calls over at least 1 GB of distinct data where the point's data is not
  * what a step has just written (the column distinct_mb says how much), recorded as a launch graph
- * and replayed back to back, 40 ms of it unmeasured; events on the stream, the median and the least
- * of --reps replays, a call each. Inputs are random and new in every run.
+ * and replayed back to back, 40 ms unmeasured (but of prompts); events on the stream, the median
+ * and the least of --reps replays, a call each. Inputs are random and new in every run.
  *
  * The run's bandwidth is the better of a device copy (bytes read and written) and a read-only
  * sweep; its matrix rate that of cuBLASLt, bf16, 8192 cubed. floor_us = the larger of the bytes
@@ -128,7 +128,8 @@ static void train(struct kbench *b, const uint64_t *key, int calls, int (*enqueu
     kbench_must(b, b->k->ops->record_end(b->k, &e), &e, "record_end:");
 }
 
-/* A device that has idled runs slower at first: some 2 %, more where it has just been started. */
+/* A device that has idled runs slower at first: some 2 %, more where it has just been started. What
+ * keeps the matrix units busy is not run longer for it: it would come to the limit of power. */
 static const int64_t WARM_NS = 40000000;
 
 /* Replays follow each other without a wait, so that the stream never runs dry between two marks. */
@@ -141,7 +142,7 @@ void kbench_measure(struct kbench *b, struct kbench_point *p, int calls,
     do {
         for (int i = 0; i < 4; i++) train(b, key, calls, enqueue, arg);
         kbench_must(b, b->k->ops->sync(b->k, &e), &e, "sync:");
-    } while (clock_ns() - start < WARM_NS);
+    } while (p->flops == 0 && clock_ns() - start < WARM_NS);
     train(b, key, calls, enqueue, arg);
     for (int i = 0; i < b->reps; i++) {
         kbench_must(b, device_floor_mark(b->floor, i, &e), &e, "mark:");
