@@ -58,36 +58,6 @@ enum floor_kind {
 static const char *const floor_names[] = {"-",        "maddubs+add", "vpdpbusd ymm", "fma x8",
                                           "vpdpbusd", "fma x16",     "tdpbf16ps"};
 
-#if defined(__x86_64__)
-/* Twelve independent chains of one multiply-accumulate each; products a loop are returned. */
-__attribute__((target("avx2"))) static double loop_maddubs(void) {
-    __m256i a[12], u = _mm256_set1_epi8(3), q = _mm256_set1_epi8(1);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_si256();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_add_epi16(a[i], _mm256_maddubs_epi16(u, q));
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 32 * LOOPS;
-}
-__attribute__((target("avx2,avxvnni"))) static double loop_dpbusd8(void) {
-    __m256i a[12], u = _mm256_set1_epi8(3), q = _mm256_set1_epi8(1);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_si256();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_dpbusd_avx_epi32(a[i], u, q);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 32 * LOOPS;
-}
-#endif
-
 static double loop_run(enum floor_kind kind) {
     switch (kind) {
 #if defined(__x86_64__)

@@ -142,15 +142,6 @@ static int by_value(const void *a, const void *b) {
     return d < 0 ? -1 : d > 0;
 }
 
-/* NULL where this device's instruction has no loop here. */
-static double (*loop_of(const char *device))(void) {
-#if defined(__x86_64__)
-    if (strstr(device, "AVX-512")) return loop_dpbusd;
-#endif
-    (void)device;
-    return NULL;
-}
-
 /* -1: no number of [lo, hi]. */
 static int number(const char *text, int lo, int hi) {
     int n = -1;
@@ -197,7 +188,7 @@ int main(int argc, char **argv) {
     struct threads *team;
     ASSERT(threads_open(&team, o.n_threads, &e) == 0);
     struct sweep sweep = sweep_open((size_t)b.bytes);
-    double (*loop)(void) = loop_of(runner_device(r));
+    register_loop *loop = loop_of_weights(runner_device(r), false);
     double(*ms)[MAX_REPS] = calloc(MAX_ROWS + 1, sizeof *ms), bandwidth = 0, rate = 0;
     ASSERT(ms);
     pass_ms(&b, max_rows);

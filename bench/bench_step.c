@@ -54,7 +54,7 @@ static double read_bandwidth(size_t bytes, struct threads *t) {
 }
 
 /* The best of 9. */
-static double rate(double (*run)(void), struct threads *t) {
+static double rate(register_loop *run, struct threads *t) {
     double best = 0;
     for (int i = 0; i < 9; i++) best = fmax(best, floor_rate(run, t));
     return best;
@@ -86,18 +86,16 @@ static struct floors floors(const struct bench *b, const struct step_point *p) {
         layer * c->n_layers * rows + (double)c->vocab * c->hidden * (prompt ? 1 : rows);
     double attention = 2 * q * c->n_layers * rows * (tokens + (rows + 1) / 2.0);
     f.sum_ms = f.bytes_ms;
-#if defined(__x86_64__)
-    bool amx = strstr(runner_device(b->r), "AMX"), wide = strstr(runner_device(b->r), "AVX-512");
-    if (wide) {
-        double of_weights = rate(amx && prompt ? loop_amx : loop_dpbusd, t);
-        double of_attention = rate(amx && prompt ? loop_amx : loop_fma16, t);
+    register_loop *loop = loop_of_weights(runner_device(b->r), prompt);
+    register_loop *attention_loop = loop_of_attention(runner_device(b->r), prompt);
+    if (loop && attention_loop) {
+        double of_weights = rate(loop, t), of_attention = rate(attention_loop, t);
         /* Scores by VPDPBUSD, values by VPDPWSSD, half as many products an instruction. */
         if (!prompt && b->kv == KERN_Q8_0) of_attention = of_weights / 1.5;
         f.macs_ms = (weights / of_weights + attention / of_attention) * 1e3;
         f.sum_ms = fmax((bytes - kv) / f.gbs / 1e6, weights / of_weights * 1e3) +
                    fmax(kv / f.gbs / 1e6, attention / of_attention * 1e3);
     }
-#endif
     threads_close(t);
     return f;
 }

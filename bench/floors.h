@@ -63,7 +63,7 @@ static inline void sweep_close(struct sweep *s) {
 }
 
 struct floor_loop {
-    double (*run)(void);
+    register_loop *run;
     double got[256];
 };
 
@@ -74,7 +74,7 @@ static void floor_loop_fn(void *arg, int idx, int n_threads) {
 }
 
 /* Products a second of a register-only loop on all threads, one run of it. */
-static inline double floor_rate(double (*run)(void), struct threads *t) {
+static inline double floor_rate(register_loop *run, struct threads *t) {
     struct floor_loop l = {.run = run};
     double n = 0;
     int64_t start = clock_ns();
