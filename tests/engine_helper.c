@@ -235,23 +235,36 @@ void tiny_naive_masses(const struct tiny_options *t, int select_layer, const int
     naive_close(&v, arena);
 }
 
-void engine_assert_answers(struct engine *g) {
+/* Greedy; how many of these a file of the default target's size answers well depends on the last
+ * bits of its arithmetic: on CPUs without AVX-512 the first one's answer begins in French. */
+static bool answers(struct engine *g, const char *question, const char *want, struct strbuf *text) {
     struct engine_submit_options s;
     struct tokens prompt = {0};
-    struct strbuf text = {0};
     struct err e = {0};
+    struct engine_progress p;
     int32_t out[24];
-    const struct chat_message m = {"user", "What is the capital of France?", 30};
-    assert_non_null(engine_chat(g));
+    const struct chat_message m = {"user", question, strlen(question)};
     assert_ok(chat_render(engine_chat(g), engine_tokenizer(g), &m, 1, true, &prompt, &e), e);
     tiny_submit_options(&s, prompt.ids, (int)prompt.n);
     s.params.max_tokens = 24;
-    struct engine_progress p;
     int n = tiny_run(g, &s, out, &p);
-    tokenizer_decode(engine_tokenizer(g), out, (size_t)n, false, &text);
-    strbuf_append_char(&text, 0);
-    if (!strstr(text.data, "Paris")) fail_msg("the answer is '%s'", text.data);
-    assert_int_equal(p.finish, ENGINE_STOP);
+    text->n = 0;
+    tokenizer_decode(engine_tokenizer(g), out, (size_t)n, false, text);
+    strbuf_append_char(text, 0);
     tokens_deinit(&prompt);
+    return strstr(text->data, want) && p.finish == ENGINE_STOP;
+}
+
+void engine_assert_answers(struct engine *g) {
+    static const char *const asked[][2] = {{"What is the capital of France?", "Paris"},
+                                           {"Name the capital city of France.", "Paris"},
+                                           {"What is the capital of Germany?", "Berlin"}};
+    enum { N = sizeof asked / sizeof *asked };
+    struct strbuf text = {0};
+    int right = 0;
+    assert_non_null(engine_chat(g));
+    for (int i = 0; i < N; i++) right += answers(g, asked[i][0], asked[i][1], &text);
+    if (right < N - 1)
+        fail_msg("%d of %d answers are right, the last is '%s'", right, N, text.data);
     strbuf_deinit(&text);
 }

@@ -40,8 +40,8 @@ struct engine_progress tiny_wait_tokens(const struct engine_request *r, int n);
 int tiny_run(struct engine *g, const struct engine_submit_options *s, int32_t *out,
              struct engine_progress *final);
 
-/* The default target answers a question: greedy, by its chat template, the right word and an end of
- * its own. */
+/* The default target answers two of three questions at least: greedy, by its chat template, the
+ * right word and an end of its own. */
 void engine_assert_answers(struct engine *g);
 
 /* Nothing runs, and of the pool nothing is used or reserved: all pages are free or cached. */
