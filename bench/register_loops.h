@@ -15,71 +15,34 @@ enum { LOOPS = 1 << 16 };
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-__attribute__((target("avx2,fma"))) static inline double loop_fma8(void) {
-    __m256 a[12], u = _mm256_set1_ps(1), q = _mm256_set1_ps(1e-9f);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_ps();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_fmadd_ps(u, q, a[i]);
-        }
+/* name: twelve independent chains of one multiply-accumulate of `products` each: a[i] = op. `reg`
+ * is the constraint of the vector registers; that u may have changed keeps it from being hoisted.
+ */
+#define REGISTER_LOOP(name, isa, reg, vector, zero, u_is, q_is, op, products)                      \
+    __attribute__((target(isa))) static inline double name(void) {                                 \
+        vector a[12], u = u_is, q = q_is;                                                          \
+        for (int i = 0; i < 12; i++) a[i] = zero;                                                  \
+        for (int n = 0; n < LOOPS; n++) {                                                          \
+            _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++) {                                \
+                __asm__ volatile("" : "+" reg(u));                                                 \
+                a[i] = op;                                                                         \
+            }                                                                                      \
+        }                                                                                          \
+        for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));                           \
+        return 12. * products * LOOPS;                                                             \
     }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 8 * LOOPS;
-}
-__attribute__((target("avx2"))) static inline double loop_maddubs(void) {
-    __m256i a[12], u = _mm256_set1_epi8(3), q = _mm256_set1_epi8(1);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_si256();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_add_epi16(a[i], _mm256_maddubs_epi16(u, q));
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 32 * LOOPS;
-}
-__attribute__((target("avx2,avxvnni"))) static inline double loop_dpbusd8(void) {
-    __m256i a[12], u = _mm256_set1_epi8(3), q = _mm256_set1_epi8(1);
-    for (int i = 0; i < 12; i++) a[i] = _mm256_setzero_si256();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+x"(u));
-            a[i] = _mm256_dpbusd_avx_epi32(a[i], u, q);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "x"(a[i]));
-    return 12. * 32 * LOOPS;
-}
-__attribute__((target("avx512f"))) static inline double loop_fma16(void) {
-    __m512 a[12], u = _mm512_set1_ps(1), q = _mm512_set1_ps(1e-9f);
-    for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_ps();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+v"(u));
-            a[i] = _mm512_fmadd_ps(u, q, a[i]);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
-    return 12. * 16 * LOOPS;
-}
-__attribute__((target("avx512f,avx512vnni"))) static inline double loop_dpbusd(void) {
-    __m512i a[12], u = _mm512_set1_epi8(3), q = _mm512_set1_epi8(1);
-    for (int i = 0; i < 12; i++) a[i] = _mm512_setzero_si512();
-    for (int n = 0; n < LOOPS; n++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) {
-            __asm__ volatile("" : "+v"(u));
-            a[i] = _mm512_dpbusd_epi32(a[i], u, q);
-        }
-    }
-    for (int i = 0; i < 12; i++) __asm__ volatile("" : : "v"(a[i]));
-    return 12. * 64 * LOOPS;
-}
+REGISTER_LOOP(loop_fma8, "avx2,fma", "x", __m256, _mm256_setzero_ps(), _mm256_set1_ps(1),
+              _mm256_set1_ps(1e-9f), _mm256_fmadd_ps(u, q, a[i]), 8)
+REGISTER_LOOP(loop_maddubs, "avx2", "x", __m256i, _mm256_setzero_si256(), _mm256_set1_epi8(3),
+              _mm256_set1_epi8(1), _mm256_add_epi16(a[i], _mm256_maddubs_epi16(u, q)), 32)
+REGISTER_LOOP(loop_dpbusd8, "avx2,avxvnni", "x", __m256i, _mm256_setzero_si256(),
+              _mm256_set1_epi8(3), _mm256_set1_epi8(1), _mm256_dpbusd_avx_epi32(a[i], u, q), 32)
+REGISTER_LOOP(loop_fma16, "avx512f", "v", __m512, _mm512_setzero_ps(), _mm512_set1_ps(1),
+              _mm512_set1_ps(1e-9f), _mm512_fmadd_ps(u, q, a[i]), 16)
+REGISTER_LOOP(loop_dpbusd, "avx512f,avx512vnni", "v", __m512i, _mm512_setzero_si512(),
+              _mm512_set1_epi8(3), _mm512_set1_epi8(1), _mm512_dpbusd_epi32(a[i], u, q), 64)
+#undef REGISTER_LOOP
+
 /* Two tiles of 16 x 32 by 32 x 16 into four accumulators. */
 __attribute__((target("amx-tile,amx-bf16"))) static inline double loop_amx(void) {
     struct {
