@@ -139,7 +139,8 @@ static void point(struct product *p, const char *shape, int n_rows, bool prompt)
     if (prompt) row.flops = 2.0 * n_rows * p->rows * p->cols;
     if (large && !prompt && n_rows <= 8) {
         if (p->t == KERN_BF16) row.goal = 0.9;
-        if (p->t == KERN_Q8_0 || p->t == KERN_Q4_K) row.goal = n_rows == 1 ? 0.75 : 0.65;
+        if ((p->t == KERN_Q8_0 || p->t == KERN_Q4_K) && p->cols > 4096)
+            row.goal = n_rows == 1 ? 0.75 : 0.65;
     }
     kbench_measure(b, &row, prompt ? 4 : p->copies < 8 ? 8 : p->copies, call, p);
     kbench_print(b, &row);
@@ -169,6 +170,10 @@ static const struct {
     {"2048x2048", 2048, 2048, KERN_BF16, {1, 5, 8}, 0},
     {"4096x14336", 4096, 14336, KERN_Q8_0, {1, 2, 4, 5, 8, 16}, MAX_ROWS},
     {"4096x14336", 4096, 14336, KERN_Q4_K, {1, 2, 4, 5, 8, 16}, MAX_ROWS},
+    {"28672x4096", 28672, 4096, KERN_Q4_K, {1, 5, 8}, 0},
+    {"6144x4096", 6144, 4096, KERN_Q4_K, {1, 5, 8}, 0},
+    {"4096x4096", 4096, 4096, KERN_Q4_K, {1, 5, 8}, 0},
+    {"128256x4096", 128256, 4096, KERN_Q6_K, {1, 5, 8}, 0},
     {"4096x14336", 4096, 14336, KERN_F16, {1, 8}, 0},
     {"4096x14336", 4096, 14336, KERN_Q4_0, {1, 8}, 0},
     {"4096x14336", 4096, 14336, KERN_Q4_1, {1, 8}, 0},

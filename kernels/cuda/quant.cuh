@@ -350,6 +350,15 @@ template <enum kern_dtype T> struct quant_scales {
         if (quant<T>::MIN) return quant_f16(raw[h][s] & 0xffff);
         return quant_f16(h ? raw[0][s] >> 16 : raw[0][s] & 0xffff);
     }
+    /* K formats: the integers that scale() multiplies with d for blocks 2 t, 2 t + 1, a byte each.
+     */
+    __host__ __device__ __forceinline__ uint32_t scales_of(int t, int h) const {
+        if (T == KERN_Q6_K) {
+            uint32_t low = t % 2 ? raw[h][1] : raw[h][0], high = t % 2 ? raw[h][3] : raw[h][2];
+            return t / 2 ? high : low;
+        }
+        return quant_perm(raw[h][0], raw[h][1], (uint32_t)(0x0010 + 0x0022 * t));
+    }
     /* K formats: scale() then answers for the tile's second half as it did for the first. */
     __host__ __device__ __forceinline__ void next_half() {
         for (int h = 0; h < 2; h++) {
@@ -378,9 +387,14 @@ template <enum kern_dtype T> struct quant_words {
     uint32_t low[quant<T>::BYTES ? 8 : 4], high[2];
 
     __host__ __device__ __forceinline__ void load(const uint8_t *tile, int u, int lane) {
+        load(tile, tile + quant<T>::HIGH_AT, u, lane);
+    }
+    /* Of the u-th group of these planes. */
+    __host__ __device__ __forceinline__ void load(const uint8_t *low_plane,
+                                                  const uint8_t *high_plane, int u, int lane) {
         using Q = quant<T>;
-        const uint8_t *l = tile + u * Q::LOW_BYTES + 16 * lane;
-        const uint8_t *h = tile + Q::HIGH_AT + u * Q::HIGH_BYTES;
+        const uint8_t *l = low_plane + u * Q::LOW_BYTES + 16 * lane;
+        const uint8_t *h = high_plane + u * Q::HIGH_BYTES;
         for (int i = 0; i < (Q::BYTES ? 2 : 1); i++) {
             uint4 v = *(const uint4 *)(l + 512 * i);
             low[4 * i] = v.x, low[4 * i + 1] = v.y, low[4 * i + 2] = v.z, low[4 * i + 3] = v.w;
