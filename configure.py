@@ -63,7 +63,8 @@ ISA = {
 }
 # Files of large unrolled kernels: checks that call a function. Written out they make 23 s of compiling of 8; other
 # files, attention above all, would lose more by running slower. So would AVX2's products, of floats too, on a machine
-# that has no more: the suite's tests with asan took twice as long there.
+# that has no more: the suite's tests with asan took twice as long there. (AVX-VNNI's keep calls: beside AVX-512
+# kernel tests alone run them.)
 OUTLINED = {"asan": "--param asan-instrumentation-with-call-threshold=0"}
 # The kernels' C files name these; a build for another machine leaves them empty.
 X86 = ("x86_64", "AMD64")

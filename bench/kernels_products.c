@@ -139,8 +139,7 @@ static void point(struct product *p, const char *shape, int n_rows, bool prompt)
     if (prompt) row.flops = 2.0 * n_rows * p->rows * p->cols;
     if (large && !prompt && n_rows <= 8) {
         if (p->t == KERN_BF16) row.goal = 0.9;
-        if ((p->t == KERN_Q8_0 || p->t == KERN_Q4_K) && p->cols > 4096)
-            row.goal = n_rows == 1 ? 0.75 : 0.65;
+        if (p->t == KERN_Q8_0 || p->t == KERN_Q4_K) row.goal = n_rows == 1 ? 0.75 : 0.65;
     }
     kbench_measure(b, &row, prompt ? 4 : p->copies < 8 ? 8 : p->copies, call, p);
     kbench_print(b, &row);

@@ -195,21 +195,18 @@ __global__ void __launch_bounds__(32 * WARPS<T>, NT == 1 ? 2 : 1)
 /* ---- How the work is cut ---- */
 
 /* Everything but wk: where the strips go and how large the rings are; changes no sum. */
-template <enum kern_dtype T, int S, int NT> void plan(quant_job *j, size_t max_smem, int n_sms) {
+template <enum kern_dtype T, int S, int NT> void plan(const struct cuda_ctx *c, quant_job *j) {
     using Q = quant<T>;
     int n = j->n < 8 * NT ? j->n : 8 * NT, red = S * n * RED_STRIDE * 4;
-    int room = (int)max_smem < HALF_SM ? (int)max_smem : HALF_SM, run = div_up(j->tiles, j->wk);
-    j->blocks = j->strips < n_sms ? j->strips : n_sms;
-    j->passes = div_up(j->n, 8 * NT);
-    int warps = j->wm * j->wk, rounds = div_up(div_up(div_up(j->strips, j->blocks), S), j->wm);
+    int run = div_up(j->tiles, j->wk), rounds = cut_strips(j, S, c);
     int group = S * (Q::TILE / (Q::K / 64)) + n * 128; /* bytes of 64 columns */
+    size_t two = (size_t)(j->wm * j->wk * 2 * (Q::K / 64) * group);
+    int room = room_in(j, two > half_smem(c) ? c->max_smem : half_smem(c));
+    j->passes = div_up(j->n, 8 * NT);
     j->pitch = (size_t)j->tiles * Q::TILE;
-    if (warps * 2 * (Q::K / 64) * group > room) room = (int)max_smem;
-    room = room / warps / 128 * 128 - BAR_BYTES;
     j->rounds = room / 4 / red;
     if (j->rounds > rounds) j->rounds = rounds;
     if (j->rounds < 1) j->rounds = 1;
-    /* One round: partial sums take the ring's place, when all of it has been used. */
     int kept = rounds > 1 ? j->rounds * red : 0;
     j->per = Q::SUPER ? 4 : 1;
     while (j->per < 4 && 2 * j->per <= run && (room - kept) / (2 * j->per * group) >= 2)
@@ -221,16 +218,13 @@ template <enum kern_dtype T, int S, int NT> void plan(quant_job *j, size_t max_s
     if (j->slots > most_slots) j->slots = most_slots;
     if (j->slots > MAX_SLOTS) j->slots = MAX_SLOTS;
     if (j->slots < 1) j->slots = 1;
-    int ring = j->slots * j->slot;
-    j->red = rounds > 1 ? ring : 0;
-    j->region = rounds > 1 ? ring + kept : ring > red ? ring : red;
-    j->region = (j->region + 127) & ~127;
+    place_partials(j, j->slots * j->slot, rounds, red);
 }
 
 template <enum kern_dtype T, int S, int NT, bool BF16 = false>
 int launch(struct cuda_ctx *c, quant_job *j) {
     static int allowed = -1; /* the device that knows of the most shared memory */
-    plan<T, S, NT>(j, c->max_smem, c->n_sms);
+    plan<T, S, NT>(c, j);
     return quant_launch(c, skinny_quant_kernel<T, S, NT, BF16>, &allowed, j);
 }
 

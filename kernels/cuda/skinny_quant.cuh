@@ -33,11 +33,12 @@ struct quant_job {
     int slots;          /* of a warp's ring */
     int rounds;         /* of S strips, whose partial sums are kept until the block adds them */
     int red, region;    /* bytes of a warp: where partial sums begin, all */
-    int late;     /* slots a warp has yet to ask for when the next kernel may start; < 0: none */
-    int slot;     /* bytes (skinny_quant.cu) */
-    int per;      /* groups of 64 columns that a slot holds (skinny_quant.cu) */
-    int x_step;   /* rows of x that a warp copies at once (skinny_quant.cu) */
-    size_t pitch; /* bytes of a strip */
+    int late;           /* slots a warp has yet to ask for when the next kernel may start; below 0:
+                         * it may at the start (skinny_super.cu) */
+    int slot;           /* bytes (skinny_quant.cu) */
+    int per;            /* groups of 64 columns that a slot holds (skinny_quant.cu) */
+    int x_step;         /* rows of x that a warp copies at once (skinny_quant.cu) */
+    size_t pitch;       /* bytes of a strip */
     bool bf16;
 };
 
@@ -153,6 +154,26 @@ __device__ static __forceinline__ void reduce(const quant_job &j, const uint8_t 
 
 static inline int div_up(int a, int b) {
     return (a + b - 1) / b;
+}
+
+/* Bytes of a warp for its ring and partial sums, where a block has `smem`. */
+static inline int room_in(const quant_job *j, size_t smem) {
+    return (int)smem / (j->wm * j->wk) / 128 * 128 - BAR_BYTES;
+}
+static inline size_t half_smem(const struct cuda_ctx *c) {
+    return c->max_smem < HALF_SM ? c->max_smem : (size_t)HALF_SM;
+}
+/* The blocks of a pass, each with a run of strips that it takes S at once; returns their rounds. */
+static inline int cut_strips(quant_job *j, int S, const struct cuda_ctx *c) {
+    j->blocks = j->strips < c->n_sms ? j->strips : c->n_sms;
+    return div_up(div_up(div_up(j->strips, j->blocks), S), j->wm);
+}
+/* Partial sums, `red` bytes a round, behind a ring of so many; those of the only round take the
+ * ring's place, when all of it has been used. */
+static inline void place_partials(quant_job *j, int ring, int rounds, int red) {
+    j->red = rounds > 1 ? ring : 0;
+    j->region = rounds > 1 ? ring + j->rounds * red : ring > red ? ring : red;
+    j->region = (j->region + 127) & ~127;
 }
 
 /* Enqueue kernel(*j); *allowed: the device that knows of its shared memory, -1 at first. */

@@ -2,10 +2,10 @@
  * bit, in fewer instructions and smaller pieces. (Its head says what bounds them.)
  *
  * PIECES. Slots of a warp's ring hold half a tile of two strips and of x. Behind the copies of the
- * last piece lies one half's work, not a tile's, and 8 rows fit half of an SM with three slots,
- * where they fit with one tile. The scales of a tile have a ring of their own, as both halves want
- * them. Offsets in both are constants: the number of slots is odd or even by template, for with
- * that is known which half of a tile comes in place of one.
+ * last piece lies one half's work, not a tile's; and beside 8 rows of x three halves fit half of
+ * an SM, but one tile. The scales of a tile have a ring of their own, as both halves want them.
+ * Offsets in both are constants: the number of slots is odd or even by template, for with that is
+ * known which half of a tile comes in place of one.
  *
  * ONE ROW has one column of eight in mma's operand B to fill. Here the eight hold x of the eight
  * blocks of a tile: lane 4 g + t keeps its values of block g, four registers for the whole tile,
@@ -206,33 +206,20 @@ __global__ void __launch_bounds__(32 * WARPS<T>, 2)
 
 /* ---- How the work is cut ---- */
 
-/* Bytes of a warp for its ring and partial sums. */
-int room_in(const quant_job *j, size_t smem) {
-    return (int)smem / (j->wm * j->wk) / 128 * 128 - BAR_BYTES;
-}
-int half_room(const struct cuda_ctx *c, const quant_job *j) {
-    return room_in(j, c->max_smem < HALF_SM ? c->max_smem : (size_t)HALF_SM);
-}
-
 template <enum kern_dtype T, int S, int ROWS> void plan(const struct cuda_ctx *c, quant_job *j) {
     using U = unit<T, S, ROWS>;
-    j->blocks = j->strips < c->n_sms ? j->strips : c->n_sms;
+    int red = S * j->n * RED_STRIDE * 4, halves = div_up(j->tiles, j->wk) * 2;
+    int rounds = cut_strips(j, S, c), kept = rounds > 1 ? red : 0;
+    int room = room_in(j, half_smem(c));
     j->passes = 1;
     j->pitch = (size_t)j->tiles * quant<T>::TILE;
-    int red = S * j->n * RED_STRIDE * 4, halves = div_up(j->tiles, j->wk) * 2;
-    int rounds = div_up(div_up(div_up(j->strips, j->blocks), S), j->wm);
-    int room = half_room(c, j), kept = rounds > 1 ? red : 0;
     if (room < U::bytes(2) + kept) room = room_in(j, c->max_smem);
     for (j->slots = 1; j->slots < MAX_SLOTS && j->slots < rounds * halves; j->slots++)
         if (U::bytes(j->slots + 1) + kept > room) break;
-    /* One round: partial sums take the ring's place, when all of it has been used. */
     int ring = U::bytes(j->slots);
-    j->rounds = 1;
-    if (rounds > 1) j->rounds = (room - ring) / red < rounds ? (room - ring) / red : rounds;
+    j->rounds = (room - ring) / red < rounds ? (room - ring) / red : rounds;
     if (j->rounds < 1) j->rounds = 1;
-    j->red = rounds > 1 ? ring : 0;
-    j->region = rounds > 1 ? ring + j->rounds * red : ring > red ? ring : red;
-    j->region = (j->region + 127) & ~127;
+    place_partials(j, ring, rounds, red);
     /* Where a block has several rounds, blocks end apart, and an SM whose first block has ended
      * would get two of the next kernel's while another has none. */
     j->late = rounds > 1 ? -1 : T == KERN_Q6_K ? 1 : 3;
